@@ -340,6 +340,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
 IN_THREADS = {
     *("store", "build", "device", "emulator", "driver", "graph", "gpu", "ahead", "kernels", "lora"),
+    *("audit", "tools"),
 }
 
 

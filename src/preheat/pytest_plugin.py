@@ -7,6 +7,7 @@
     $ pytest --preheat-device=emulator
 
 Every pytest run of an environment that has preheat loads this module, so it imports almost nothing.
+Imports are in functions: pytest reads an attribute of every global, which would load a `LazyModule`.
 """
 
 from __future__ import annotations
@@ -280,7 +281,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     run = item.config.stash[_RUN]
     error = None
     try:
-        with _wrapped_examples(item, run):
+        with _wrap_examples(item, run):
             result = yield
         error = run.finish_work()
     finally:
@@ -300,7 +301,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 @contextmanager
-def _wrapped_examples(item: pytest.Item, run: Run) -> Iterator[None]:
+def _wrap_examples(item: pytest.Item, run: Run) -> Iterator[None]:
     """Let hypothesis run each example on a device that works, so that it can shrink a fault."""
     handle = getattr(getattr(item, "obj", None), "hypothesis", None)
     test: Callable[..., object] | None = getattr(handle, "inner_test", None)
@@ -390,7 +391,7 @@ def preheat_device(
         target = Target(str(target))
     if not target.required and (why := _no_gpu()):
         pytest.skip(f"no GPU: {why}")
-    with _opened(run, target.name, _preheat_contexts) as gpu, pytest.MonkeyPatch.context() as patch:
+    with _open(run, target.name, _preheat_contexts) as gpu, pytest.MonkeyPatch.context() as patch:
         patch.setenv(_VARIABLE, gpu.name)
         yield gpu
 
@@ -405,12 +406,12 @@ def preheat_second_device(
     """
     kind, number, settings = re.split(r":(\d+)", preheat_device.name, maxsplit=1)
     name = f"{kind}:{int(number) + 1}{settings}"
-    with _opened(request.config.stash[_RUN], name, _preheat_contexts, skip=True) as gpu:
+    with _open(request.config.stash[_RUN], name, _preheat_contexts, skip=True) as gpu:
         yield gpu
 
 
 @contextmanager
-def _opened(run: Run, name: str, contexts: dict[str, object], *, skip: bool = False) -> Generator[Gpu]:
+def _open(run: Run, name: str, contexts: dict[str, object], *, skip: bool = False) -> Generator[Gpu]:
     """Open a device for a fixture, and close it unless it was open before."""
     from preheat.errors import NoGpuError, PreheatError
     from preheat.gpu import device, find_open

@@ -50,7 +50,8 @@ def test_the_key_is_the_same_for_names_in_another_order() -> None:
 
 
 def test_a_row_makes_the_same_request_for_any_architecture() -> None:
-    row = replace(REQUEST, variables=(("CUPY_COMPILE_WITH_PTX", "1"),)).row(cupy="14.2.0")
+    row = replace(REQUEST, variables=(("CUPY_COMPILE_WITH_PTX", "1"),), release="14.2.0").row()
+    assert row is not None
     again = CompileRequest.of_row(row, Arch.parse("sm_100"), "8f3c")
     assert again == replace(REQUEST, arch="100", variables=(("CUPY_COMPILE_WITH_PTX", "1"),))
     assert (row["root"], row["recorded"]) == ("", {"cupy": "14.2.0"})
@@ -58,7 +59,10 @@ def test_a_row_makes_the_same_request_for_any_architecture() -> None:
 
 
 def test_entries_of_two_compilers_are_two_and_the_pointer_is_a_third() -> None:
-    entries = [REQUEST.entry("nvrtc 13.3"), REQUEST.entry("nvrtc 13.4"), REQUEST.pointer]
+    entries = [
+        *(replace(REQUEST, compiler=each).identity for each in ("nvrtc 13.3", "nvrtc 13.4")),
+        REQUEST.pointer,
+    ]
     assert len({entry.digest for entry in entries}) == 3
     assert {(entry.key, entry.label, entry.target) for entry in entries} == {
         (REQUEST.key, "a<int>, b<int>", "sm_90")

@@ -73,11 +73,11 @@ def test_counters_and_compiles_reach_the_providers(order: str, tmp_path: Path) -
     assert counters["preheat.compiling"] == ["s", [[{}, stats["seconds_compiling"]]]]
     assert counters["preheat.read"][0] == "By"
     assert set(counters) <= {metric.name for metric in METRICS}
-    assert [(each[0], each[1]["preheat.model.program"], each[2]) for each in spans] == [
+    assert [(each[0], each[1]["preheat.program"], each[2]) for each in spans] == [
         ("preheat compile", "k.cu", "UNSET"),
         ("preheat compile", "bad.cu", "ERROR"),
     ]
-    assert spans[0][1]["preheat.model.arch"] == "sm_90"
+    assert spans[0][1]["preheat.arch"] == "sm_90"
     assert spans[0][3] == pytest.approx(stats["seconds_compiling"], abs=1e-6)
 
 

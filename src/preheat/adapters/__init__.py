@@ -87,7 +87,7 @@ def install(*names: str, builder: Builder | None = None) -> None:
 
     Args:
         names: The names of libraries, as `known` returns them.
-        builder: The builder with the store. The default is that of the process.
+        builder: The builder with the store. The default is the process's.
 
     Raises:
         InputError: The name is unknown, or the library is not installed.

@@ -28,9 +28,9 @@ from preheat.model.tracebacks import hide_frames
 from preheat.process.callsite import call_site, format_site
 
 __all__ = [
-    "Adapter", "Compile", "Connection", "HiddenFrames", "LastKey", "NotKeyableError", "Request",
-    "RequiredEntries", "Row", "ThreadState", "changed_environment", "directory_of", "not_importable",
-    "replace_everywhere", "require_version", "version_note",
+    "Adapter", "ComparableRequest", "Compile", "Connection", "HiddenFrames", "LastKey",
+    "NotKeyableError", "Request", "RequiredEntries", "Row", "ThreadState", "changed_environment",
+    "directory_of", "not_importable", "replace_everywhere", "require_version", "version_note",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -56,12 +56,16 @@ class Request(Protocol):
     def identity(self) -> ForeignRequest:
         """The entry with the code. Raises `NotKeyableError` when no key describes it."""
 
+    def row(self) -> Row | None:
+        """Return what a manifest keeps; None for a request that another process cannot make again."""
+
+
+class ComparableRequest(Request, Protocol):
+    """A request of which the stored one that differs least is shown."""
+
     @property
     def properties(self) -> Mapping[str, str]:
         """What people compare to see why two requests differ."""
-
-    def row(self) -> Row | None:
-        """Return what a manifest keeps; None for a request that another process cannot make again."""
 
 
 class RequiredEntries(NamedTuple):
@@ -149,7 +153,7 @@ class Connection:
 
     def nearest(
         self,
-        request: Request,
+        request: ComparableRequest,
         describe: Callable[[ForeignEntry], str],
         *,
         absent: str,

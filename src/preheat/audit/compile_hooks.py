@@ -18,10 +18,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from preheat.process.lazy import LazyModule
+
 if TYPE_CHECKING:
     from preheat.audit.in_process import Reporter
 
     Function = Callable[..., Any]
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = LazyModule("importlib.metadata")  # Its import takes longer than the rest.
 
 __all__ = ["Guard", "SealedCompileError", "waiting"]
 
@@ -131,9 +138,7 @@ def waiting(report: Reporter, *, timed: bool) -> dict[str, Callable[[Any], None]
 
 
 def _require_version(hook: _Hook) -> None:
-    from importlib.metadata import version
-
-    found = version(hook.package)
+    found = metadata.version(hook.package)
     numbers = re.match(r"(\d+)\.(\d+)", found)
     here = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if here < hook.oldest or here > (hook.newest or here):

@@ -24,7 +24,7 @@ __all__ = [
 #: The file in the directory of an audit in which its processes count the events that they cannot write.
 _LOSSES = "losses"
 _PAGE = 4096
-_MOST_BYTES = 256 << 20  # of one file, which is more than a million events
+_MAX_BYTES = 256 << 20  # of one file, which is more than a million events
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def read_events(directory: Path) -> EventLog:
     damaged = unread = 0
     for path in sorted(directory.glob("*.jsonl")):
         try:
-            content = read_part(path, _MOST_BYTES, own=True)
+            content = read_part(path, _MAX_BYTES, own=True)
         except OSError:
             unread += 1
             continue

@@ -24,7 +24,7 @@ _NAMES = {
     "archive": "archive", "linked": "link",
 }  # fmt: skip
 
-_MOST_BYTES = 1 << 30  # of a module
+_MAX_BYTES = 1 << 30  # of a module
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ def _bytes(event: Event, directory: Path) -> bytes | None:
     size = int(event.number("bytes"))
     try:
         if saved := os.path.basename(event.text("saved")):
-            return read_part(directory / saved, _MOST_BYTES, own=True)
+            return read_part(directory / saved, _MAX_BYTES, own=True)
         path = event.text("file")
         offset = int(event.number("offset"))
-        return read_part(path, _MOST_BYTES, offset=offset, size=size) if path else None
+        return read_part(path, _MAX_BYTES, offset=offset, size=size) if path else None
     except (OSError, ValueError, OverflowError):
         return None
 

@@ -8,6 +8,7 @@ and of other libraries.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import functools
@@ -64,8 +65,6 @@ def _name_lines(library: ctypes.CDLL) -> None:
     if file >= 0:
         faulthandler.register(_SIGNAL, file=file, all_threads=False, chain=False)
         library.preheat_audit_python(_SIGNAL)
-        import atexit
-
         atexit.register(library.preheat_audit_python_ends)
 
 

@@ -16,9 +16,9 @@ from preheat.audit.images import canonical
 
 __all__ = ["LibraryCaches"]
 
-_MOST_FILES = 50_000
+_MAX_FILES = 50_000
 _ELF = b"\x7fELF"
-_MOST_BEFORE_CODE = 1 << 16  # bytes: CuPy writes a checksum and the names of kernels before the code
+_MAX_BEFORE_CODE = 1 << 16  # bytes: CuPy writes a checksum and the names of kernels before the code
 
 
 class _CachedFile(NamedTuple):
@@ -46,7 +46,7 @@ class LibraryCaches:
         # CuPy also leaves out the last byte of the code, so a file has at least `size - 1` bytes.
         files = self._files()
         first = bisect.bisect_left(files, size - 1, key=_size)
-        last = bisect.bisect_right(files, size + _MOST_BEFORE_CODE, key=_size)
+        last = bisect.bisect_right(files, size + _MAX_BEFORE_CODE, key=_size)
         for file in files[first:last]:
             try:
                 content = file.path.read_bytes()
@@ -69,7 +69,7 @@ class LibraryCaches:
                 for file in files:
                     number += 1
                     path = Path(directory, file)
-                    if file.endswith(".cubin") and number < _MOST_FILES:
+                    if file.endswith(".cubin") and number < _MAX_FILES:
                         try:
                             yield _CachedFile(path.stat().st_size, path, library)
                         except OSError:

@@ -30,7 +30,7 @@ _LIBRARIES = re.compile(
 
 @dataclass(frozen=True)
 class Origin:
-    """The kind of an origin, and the entry or the file in words.
+    """The kind of an origin, and the entry or the file as text.
 
     The kinds are `bundle`, `store`, `installed`, `cache` (of another library), `built` (a file that is
     newer than the start of the command), `file` (any other file) and `unknown`.
@@ -68,7 +68,7 @@ class Origins:
         self._by_digest: dict[str, Origin] = {}
         if builder is not None:
             for key in sorted({str(row["key"]) for row in log.preheat if "key" in row}):
-                self._add("store", _stored(builder, key))
+                self._add("store", _find_stored(builder, key))
         for path in bundles:  # They come last, because an entry of both is one of the bundle.
             with Bundle.open(path) as bundle:
                 for digest in bundle.digests():
@@ -112,7 +112,7 @@ class Origins:
         return Origin("installed" if path.startswith(_SYSTEM) else "file", path)
 
 
-def _stored(builder: Builder, key: str) -> bytes | None:
+def _find_stored(builder: Builder, key: str) -> bytes | None:
     found = builder.cache.get(key) if re.fullmatch(r"[0-9a-f]{64}", key) else None
     return None if found is None else found.blob
 

@@ -27,7 +27,7 @@ STATIC = "it is statically linked, so the audit library was not loaded"
 #: The calls of `popen` and `system` of each process.
 Shells = dict[int, list[Event]]
 
-_MOST_PARENTS = 64
+_MAX_PARENTS = 64
 _SHELLS = ("sh", "bash", "dash", "zsh")
 #: Roles by rank. A process that has had several of them has the highest one.
 _RANKS = {"build tool": 1, "probe": 2, "compiler": 3}
@@ -38,7 +38,7 @@ _WORKER = "/preheat/toolchain/process.py"
 
 @dataclass(frozen=True)
 class Process:
-    """A program in a process. `role` is `compiler`, `probe` (a compiler that is asked a question),
+    """A program in a process. `role` is `compiler`, `probe` (a compiler that only answers a question),
     `build tool` (it starts compilers) or empty. `by` is the call that started it. `program` is the path
     of the program that ran last.
     """
@@ -226,7 +226,7 @@ def _origin(process: Process, processes: Processes) -> tuple[Caller, str]:
     of the last compiler among them.
     """
     compiler, at = "", process
-    for _ in range(_MOST_PARENTS):
+    for _ in range(_MAX_PARENTS):
         parent = processes.at(at.parent, at.started)
         if parent is None or parent.pid == at.pid:
             break

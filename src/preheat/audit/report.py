@@ -211,7 +211,7 @@ def make_report(
 ) -> Report:
     """Join what the processes of a command have written.
 
-    `cupti` says whether CUPTI was asked for. `parent` is the process that started the command, `static`
+    `cupti` says whether CUPTI was requested. `parent` is the process that started the command, `static`
     is the path of its program if that is statically linked, and `seal` is the seal of the command.
     `allowed` has the names of libraries whose compiles need not be seen.
     """

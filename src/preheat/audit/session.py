@@ -13,12 +13,11 @@ from tempfile import TemporaryDirectory
 from preheat.ahead.manifest import Unrecorded
 from preheat.audit.events import EventLog, prepare_losses, read_events
 from preheat.audit.images import read_loads
-from preheat.audit.known_compilers import list_compilers
 from preheat.audit.library import audited_environment, loadable_library
 from preheat.audit.nested import announced_bundles, hand_over, outer_audit, outer_seal
 from preheat.audit.origins import Origins
 from preheat.audit.processes import read_processes, still_running
-from preheat.audit.programs import static_program
+from preheat.audit.programs import list_compilers, static_program
 from preheat.audit.report import Report, make_report
 from preheat.audit.unrecorded import find_unrecorded
 from preheat.build.builder import Builder

@@ -14,7 +14,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_COMMANDS = os.path.join(_HERE, "tools", "cli")  # It has one module for each command.
+_COMMANDS = os.path.join(_HERE, "tools", "cli")  # has one module for each command
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library; installed packages are below it
 _INSIDE = (_HERE, _PYTHON, "<frozen ")
 

@@ -14,7 +14,7 @@ import pytest
 from preheat.adapters.cuda_core import adapter as adapter_module
 from preheat.adapters.cuda_core import rows
 from preheat.adapters.cuda_core.adapter import CudaCoreAdapter
-from preheat.adapters.cuda_core.request import CompileInputs
+from preheat.adapters.cuda_core.request import CompileRequest
 from preheat.ahead.manifest import Manifest
 from preheat.build.builder import Builder
 from preheat.errors import AdapterError, InputError
@@ -165,9 +165,9 @@ def test_eight_processes_compile_once(tmp_path: Path) -> None:
 
 def inputs_of(
     code: Any = SAXPY, kind: str = "c++", target: str = "cubin", **more: Any
-) -> CompileInputs:
+) -> CompileRequest:
     names = more.pop("names", ())
-    return CompileInputs(code, kind, options(**more), target, names)
+    return CompileRequest(code, kind, options(**more), target, names)
 
 
 REQUESTS: dict[str, Mapping[str, Any]] = {
@@ -195,39 +195,38 @@ def test_a_row_makes_the_same_request(case: str, here: Path) -> None:
     (here / "inc").mkdir()
     (here / "inc" / "scale.h").write_text("#define SCALE 2.0f\n")
     inputs = inputs_of(**REQUESTS[case])
-    found = inputs.identified()
-    row = json.loads(json.dumps(rows.row_of(inputs, found)))
-    assert rows.inputs_of_row(row, Arch.parse("sm_90")).identified() == found
-    other = rows.inputs_of_row(row, Arch.parse("sm_100"))
-    assert other.identified().request.key != found.request.key
+    found = inputs.identity
+    row = json.loads(json.dumps(inputs.row()))
+    assert rows.request_of(row, Arch.parse("sm_90")).identity == found
+    other = rows.request_of(row, Arch.parse("sm_100"))
+    assert other.identity.key != found.key
     assert other.options.arch == inputs.options.arch.replace("90", "100")
-    assert not rows.changes(row, inputs, found)
+    assert not rows.changes(row, inputs)
 
 
 def test_a_row_has_no_directory_of_installed_packages() -> None:
     path = next(place for place in sys.path if place.endswith("-packages"))
     inputs = inputs_of(include_path=[f"{path}/somewhere", "/opt/include", "relative"])
-    row = rows.row_of(inputs, inputs.identified())
+    row = inputs.row()
     assert row is not None
     assert row["options"]["include_path"] == ["{packages}/somewhere", "/opt/include", "relative"]
-    again = rows.inputs_of_row(row, Arch.parse("sm_90"))
+    again = rows.request_of(row, Arch.parse("sm_90"))
     assert again.options.include_path[1:] == ["/opt/include", "relative"]
 
 
 def test_a_request_that_is_no_json_has_no_row() -> None:
     inputs = inputs_of(TEMPLATE, names=(b"fill<int>",))
-    assert rows.row_of(inputs, inputs.identified()) is None
+    assert inputs.row() is None
     inputs = inputs_of(b"BC\xc0\xde", kind="nvvm", target="ptx")
-    assert rows.row_of(inputs, inputs.identified()) is None
+    assert inputs.row() is None
 
 
 def test_changes_are_named(here: Path) -> None:
     (here / "scale.h").write_text("#define SCALE 2.0f\n")
     inputs = inputs_of(WITH_HEADER)
-    found = inputs.identified()
-    row = dict(rows.row_of(inputs, found) or {})
+    row = dict(inputs.row() or {})
     row["recorded"] = {"cuda.core": "0.9", "compiler": "nvrtc of before", "headers": "other"}
-    assert rows.changes(row, inputs, found) == [
+    assert rows.changes(row, inputs) == [
         f"recorded with cuda.core 0.9, and this is {core.__version__}",
         "recorded with another build of the compiler",
         "a header that it includes has changed",
@@ -266,7 +265,7 @@ def adapter(builder: Builder, monkeypatch: pytest.MonkeyPatch, use: Callable[[Bu
 
 def test_ptx_is_baked_without_a_driver(adapter: Any, builder: Builder) -> None:
     inputs = inputs_of(TEMPLATE, target="ptx", names=("fill<float>",))
-    row = rows.row_of(inputs, inputs.identified())
+    row = inputs.row()
     made = adapter.bake(row, Arch.parse("sm_100"), "recorded")
     assert made == adapter.keys(row, Arch.parse("sm_100"), "recorded")
     (request,) = made.entries
@@ -281,27 +280,27 @@ def test_an_empty_log_changes_no_object_of_the_interpreter(adapter: Any, builder
     """A bytes object of one byte exists once: writing into it changes it for the whole process."""
     del builder
     inputs = inputs_of(SAXPY, target="ptx")
-    adapter.bake(rows.row_of(inputs, inputs.identified()), Arch(9, 0), "recorded")
+    adapter.bake(inputs.row(), Arch(9, 0), "recorded")
     assert [bytes([value])[0] for value in range(256)] == list(range(256))
 
 
 def test_a_program_that_does_not_compile_is_an_error_with_its_log(adapter: Any) -> None:
     inputs = inputs_of('extern "C" __global__ void k() { unknown = 1; }', target="ptx")
-    row = rows.row_of(inputs, inputs.identified())
+    row = inputs.row()
     with pytest.raises(AdapterError, match=r"k does not compile for sm_90[^$]*unknown"):
         adapter.bake(row, Arch.parse("sm_90"), "recorded")
 
 
 def test_a_directory_that_is_gone_is_an_error(adapter: Any, tmp_path: Path) -> None:
     inputs = inputs_of()
-    row = {**(rows.row_of(inputs, inputs.identified()) or {}), "root": str(tmp_path / "gone")}
+    row = {**(inputs.row() or {}), "root": str(tmp_path / "gone")}
     with pytest.raises(AdapterError, match=r"the program includes files from .*gone: No such file"):
         adapter.keys(row, Arch.parse("sm_90"), "recorded")
 
 
 def test_an_option_of_another_release_is_an_error(adapter: Any) -> None:
     inputs = inputs_of()
-    row = dict(rows.row_of(inputs, inputs.identified()) or {})
+    row = dict(inputs.row() or {})
     row["options"] = {"an_option_of_tomorrow": True}
     with pytest.raises(AdapterError, match=r"recorded options: .*an_option_of_tomorrow"):
         adapter.bake(row, Arch.parse("sm_90"), "recorded")
@@ -310,7 +309,7 @@ def test_an_option_of_another_release_is_an_error(adapter: Any) -> None:
 def test_a_request_that_cannot_be_stored_any_more_is_an_error(adapter: Any, here: Path) -> None:
     (here / "scale.h").write_text("#define SCALE 2.0f\n")
     inputs = inputs_of(WITH_HEADER)
-    row = rows.row_of(inputs, inputs.identified())
+    row = inputs.row()
     (here / "scale.h").write_text("#include WHATEVER\n")
     with pytest.raises(AdapterError, match=r"it cannot be stored: scale\.h includes a file whose"):
         adapter.keys(row, Arch.parse("sm_90"), "recorded")

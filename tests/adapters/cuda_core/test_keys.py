@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from preheat.adapters.cuda_core import request
-from preheat.adapters.cuda_core.request import CompileInputs
+from preheat.adapters.cuda_core.request import CompileRequest
 from tests.adapters.cuda_core.support import PTX, SAXPY, TEMPLATE, options
 
 SOURCE = '#include "outer.h"\nextern "C" __global__ void k(float *x) { *x = VALUE; }'
@@ -17,7 +17,7 @@ SOURCE = '#include "outer.h"\nextern "C" __global__ void k(float *x) { *x = VALU
 
 def key(code: str = SAXPY, target: str = "cubin", names: tuple[Any, ...] = (), **more: Any) -> str:
     kind = more.pop("code_type", "c++")
-    return CompileInputs(code, kind, options(**more), target, names).identified().request.key
+    return CompileRequest(code, kind, options(**more), target, names).identity.key
 
 
 DIFFERENT: list[dict[str, Any]] = [

@@ -238,9 +238,9 @@ NOT_KEYABLE = {
 
 
 def inputs_for(code: str = SAXPY, **more: Any) -> Any:
-    from preheat.adapters.cuda_core.request import CompileInputs
+    from preheat.adapters.cuda_core.request import CompileRequest
 
-    return CompileInputs(code, "c++", options(**more), "cubin")
+    return CompileRequest(code, "c++", options(**more), "cubin")
 
 
 @pytest.mark.parametrize("option", NOT_KEYABLE)
@@ -249,7 +249,7 @@ def test_options_that_no_key_describes(option: str) -> None:
 
     value: Any = True if option == "pch" else "somewhere"
     with pytest.raises(NotKeyableError, match=f"{option} is set: {NOT_KEYABLE[option]}"):
-        inputs_for(**{option: value}).identified()
+        _ = inputs_for(**{option: value}).identity
 
 
 @pytest.mark.parametrize(
@@ -268,15 +268,15 @@ def test_texts_that_no_key_describes(code: str, why: str, here: Path) -> None:
     (here / "clock.h").write_text("static const char *made = __DATE__;")
     (here / "macro.h").write_text("#include MORE\n")
     with pytest.raises(NotKeyableError, match=why):
-        inputs_for(code).identified()
+        _ = inputs_for(code).identity
 
 
 def test_a_program_for_a_debugger_needs_a_name() -> None:
     from preheat.adapters.base import NotKeyableError
 
     with pytest.raises(NotKeyableError, match="a program for a debugger needs a name"):
-        inputs_for(debug=True).identified()
-    assert inputs_for(debug=True, name="mine.cu").identified()
+        _ = inputs_for(debug=True).identity
+    assert inputs_for(debug=True, name="mine.cu").identity
 
 
 def test_what_no_key_describes_is_compiled_and_not_stored(

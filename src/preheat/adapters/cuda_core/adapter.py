@@ -6,11 +6,17 @@ import importlib
 import os
 from typing import Any
 
-from preheat.adapters.base import Adapter, NotKeyableError, RequiredEntries, Row, require_version
+from preheat.adapters.base import (
+    Adapter,
+    NotKeyableError,
+    RequiredEntries,
+    Row,
+    require_version,
+)
 from preheat.adapters.cuda_core import compile as compiling
 from preheat.adapters.cuda_core.nvrtc import compile_to_ptx
-from preheat.adapters.cuda_core.request import CompileInputs, Identified
-from preheat.adapters.cuda_core.rows import archs_of, changes, inputs_of_row
+from preheat.adapters.cuda_core.request import CompileRequest
+from preheat.adapters.cuda_core.rows import archs_of, changes, request_of
 from preheat.build.builder import Builder
 from preheat.build.default import default_builder
 from preheat.errors import AdapterError, InputError
@@ -50,12 +56,14 @@ class CudaCoreAdapter(Adapter):
         _enter(row["root"])
         entries, notes = [], []
         for each in archs_of(row, arch):
-            inputs = inputs_of_row(row, each)
-            found = _identified(inputs)
-            entries.append(found.request)
-            notes += [note for note in changes(row, inputs, found) if note not in notes]
+            request = request_of(row, each)
+            try:
+                entries.append(request.identity)
+            except NotKeyableError as error:
+                raise AdapterError(f"it cannot be stored: {error}", hint="record again") from None
+            notes += [note for note in changes(row, request) if note not in notes]
             if make:
-                _make(inputs)
+                _make(request)
         return RequiredEntries(tuple(entries), tuple(notes))
 
 
@@ -72,21 +80,14 @@ def _enter(root: str) -> None:
         ) from None
 
 
-def _identified(inputs: CompileInputs) -> Identified:
-    try:
-        return inputs.identified()
-    except NotKeyableError as why:
-        raise AdapterError(f"it cannot be stored: {why}", hint="record again") from None
-
-
-def _make(inputs: CompileInputs) -> None:
+def _make(request: CompileRequest) -> None:
     def compile_program(log: Any) -> compiling.Compiled:
         import cuda.core
 
-        if inputs.code_type == "c++" and inputs.target == "ptx":
+        if request.code_type == "c++" and request.target == "ptx":
             # `Program` asks the driver for its version.
-            return compiling.Compiled(compile_to_ptx(inputs, log))
-        program = cuda.core.Program(inputs.code, inputs.code_type, inputs.options)
-        return compiling.compile_with_ptx(program, inputs, log)
+            return compiling.Compiled(compile_to_ptx(request, log))
+        program = cuda.core.Program(request.code, request.code_type, request.options)
+        return compiling.compile_with_ptx(program, request, log)
 
-    compiling.obtain_code(default_builder().foreign, inputs, compile_program)
+    compiling.obtain_code(default_builder().foreign, request, compile_program)

@@ -10,24 +10,40 @@ import importlib
 import io
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.adapters.base import Connection, LastKey, NotKeyableError, ThreadState
 from preheat.adapters.cuda_core.headers import headers_digest
 from preheat.adapters.cuda_core.nvrtc import ptx_of
-from preheat.adapters.cuda_core.request import KIND, CompileInputs, Identified
+from preheat.adapters.cuda_core.request import CompileRequest
 from preheat.build.foreign_store import ForeignStore
-from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.model.foreign import ForeignEntry
+from preheat.process.lazy import LazyModule
 from preheat.process.locks import Lock
 from preheat.toolchain.binaries.ptx_section import attach_ptx, detach_ptx, is_executed
 
+if TYPE_CHECKING:
+    from preheat.adapters.cuda_core import program_cache
+else:
+    program_cache = LazyModule("preheat.adapters.cuda_core.program_cache")  # It imports this module.
+
 __all__ = [
-    "CODE", "Compiled", "code_to_load", "compile_by_cuda_core", "compile_with_ptx", "connect",
-    "connection_of", "inputs_of_key", "obtain_code", "use_for_next_compile", "use_for_programs",
+    "CODE",
+    "Compiled",
+    "code_to_load",
+    "compile_by_cuda_core",
+    "compile_with_ptx",
+    "connect",
+    "connection_of",
+    "obtain_code",
+    "request_of_key",
+    "use_for_next_compile",
+    "use_for_programs",
 ]  # fmt: skip
 
-#: The files of an entry. The PTX is that of machine code which NVRTC has made.
+#: The files of an entry. NVRTC has made the PTX on the way to machine code.
 CODE, NAMES, LOG, PTX = "code", "names.json", "log", "ptx"
 
 
@@ -54,14 +70,14 @@ class _Work(ThreadState):
 
 
 _work = _Work()
-_last: LastKey[CompileInputs] = LastKey()
+_last: LastKey[CompileRequest] = LastKey()
 
 
 class _SeenError(Exception):
-    """Carries the inputs of a program out of cuda.core."""
+    """Carries the request of a program out of cuda.core."""
 
-    def __init__(self, inputs: CompileInputs) -> None:
-        self.inputs = inputs
+    def __init__(self, request: CompileRequest) -> None:
+        self.request = request
 
 
 class _ChangedError(Exception):
@@ -83,8 +99,8 @@ def use_for_next_compile(store: ForeignStore) -> None:
     _work.store = store
 
 
-def inputs_of_key(key: bytes) -> CompileInputs | None:
-    """Return the inputs of a key if it is the last that cuda.core computed in this thread."""
+def request_of_key(key: bytes) -> CompileRequest | None:
+    """Return the request of a key if it is the last that cuda.core computed in this thread."""
     return _last.request_of(key)
 
 
@@ -112,10 +128,10 @@ def compile_by_cuda_core(program: Any, target: str, names: Any, logs: Any) -> An
     return _stock["compile"](program, target, names, logs)
 
 
-def compile_with_ptx(program: Any, inputs: CompileInputs, logs: Any) -> Compiled:
+def compile_with_ptx(program: Any, request: CompileRequest, logs: Any) -> Compiled:
     """Compile a program as `compile_by_cuda_core` does. NVRTC has the PTX without another compile."""
-    code = compile_by_cuda_core(program, inputs.target, inputs.names, logs)
-    from_nvrtc = inputs.code_type == "c++" and inputs.target == "cubin"
+    code = compile_by_cuda_core(program, request.target, request.names, logs)
+    from_nvrtc = request.code_type == "c++" and request.target == "cubin"
     return Compiled(code, ptx_of(program) if from_nvrtc else b"")
 
 
@@ -128,15 +144,15 @@ def _make_program_cache_key(
     name_expressions: Any = (),
     extra_digest: bytes | None = None,
 ) -> bytes:
-    """Return cuda.core's key, and remember its inputs."""
-    inputs = CompileInputs(code, code_type, options, target_type, tuple(name_expressions))
+    """Return cuda.core's key, and remember its request."""
+    request = CompileRequest(code, code_type, options, target_type, tuple(name_expressions))
     if _work.probing:
-        raise _SeenError(inputs)
+        raise _SeenError(request)
     key: bytes = _stock["key"](
         code=code, code_type=code_type, options=options, target_type=target_type,
         name_expressions=name_expressions, extra_digest=extra_digest,
     )  # fmt: skip
-    _last.remember(key, inputs)
+    _last.remember(key, request)
     return key
 
 
@@ -145,51 +161,47 @@ def _compile(program: Any, target_type: str, name_expressions: Any, logs: Any) -
     store, _work.store = _work.store or _everywhere, None
     if store is None:
         return compile_by_cuda_core(program, target_type, name_expressions, logs)
-    inputs = _inputs_of(program, target_type, name_expressions)
-    return obtain_code(store, inputs, partial(compile_with_ptx, program, inputs), logs)
+    request = _request_of(program, target_type, name_expressions)
+    return obtain_code(store, request, partial(compile_with_ptx, program, request), logs)
 
 
-def _inputs_of(program: Any, target: str, names: Any) -> CompileInputs:
-    """Return the inputs of a program, which it passes only to the function that computes a key."""
+def _request_of(program: Any, target: str, names: Any) -> CompileRequest:
+    """Return the request of a program, which it passes only to the function that computes a key."""
     import cuda.core
-
-    from preheat.adapters.cuda_core.program_cache import Probe
 
     try:
         with _work.setting(probing=True):
-            cuda.core.Program.compile(program, target, cache=Probe())
+            cuda.core.Program.compile(program, target, cache=program_cache.Probe())
     except _SeenError as seen:
-        return seen.inputs._replace(names=tuple(names))
+        return replace(seen.request, names=tuple(names))
     raise AssertionError("cuda.core computed no key")
 
 
-def obtain_code(store: ForeignStore, inputs: CompileInputs, compile: Compile, logs: Any = None) -> Any:
+def obtain_code(
+    store: ForeignStore, request: CompileRequest, compile: Compile, logs: Any = None
+) -> Any:
     """Return the `ObjectCode` of a request: stored, or compiled and stored.
 
     A request that no key can describe is compiled but not stored. Raises `SealedError` in a sealed
     process that would have to compile.
     """
-    from preheat.adapters.cuda_core.rows import row_of
-
     connection = connection_of(store)
     try:
-        found = inputs.identified()
+        identity = request.identity
     except NotKeyableError as why:
-        return _compile_uncached(connection, inputs, compile, logs, str(why))
-    make = partial(_made, inputs, found, compile)
-    row = partial(row_of, inputs, found)
+        return _compile_uncached(connection, request, compile, logs, str(why))
     try:
-        entry = connection.obtain(found.request, make, row)
+        entry = connection.obtain(identity, partial(_make_files, request, compile), request.row)
     except _ChangedError as changed:
-        connection.uncached(found.request, "a header changed while it was compiled")
+        connection.uncached(identity, "a header changed while it was compiled")
         return changed.code
-    return _object_code(entry, inputs, logs)
+    return _object_code(entry, request, logs)
 
 
-def _made(inputs: CompileInputs, found: Identified, compile: Compile) -> Mapping[str, bytes]:
+def _make_files(request: CompileRequest, compile: Compile) -> Mapping[str, bytes]:
     log = io.StringIO()
     code, ptx = compile(log)
-    if found.headers and headers_digest(inputs.code, inputs.options) != found.headers:
+    if request.headers and headers_digest(request.code, request.options) != request.headers:
         raise _ChangedError(code)
     names = [[_name_row(name), _text(lowered)] for name, lowered in code.symbol_mapping.items()]
     files = {
@@ -202,18 +214,17 @@ def _made(inputs: CompileInputs, found: Identified, compile: Compile) -> Mapping
 
 
 def _compile_uncached(
-    connection: Connection, inputs: CompileInputs, compile: Compile, logs: Any, why: str
+    connection: Connection, request: CompileRequest, compile: Compile, logs: Any, why: str
 ) -> Any:
-    request = ForeignRequest(KIND, "uncached", label=inputs.label, arch=inputs.arch)
     reason = f"uncacheable: {why}"
-    connection.permit(request, reason)
-    connection.missed(request, reason)
+    connection.permit(request.unkeyed, reason)
+    connection.missed(request.unkeyed, reason)
     compiled = compile(logs)
-    connection.uncached(request, why)
+    connection.uncached(request.unkeyed, why)
     return compiled.code
 
 
-def _object_code(entry: ForeignEntry, inputs: CompileInputs, logs: Any) -> Any:
+def _object_code(entry: ForeignEntry, request: CompileRequest, logs: Any) -> Any:
     """Return the code of an entry as cuda.core would have returned it, with its log."""
     import cuda.core
 
@@ -221,16 +232,16 @@ def _object_code(entry: ForeignEntry, inputs: CompileInputs, logs: Any) -> Any:
     symbols = {_name_of(row): lowered.encode() for row, lowered in names}
     if logs is not None and LOG in entry.files:
         logs.write(entry.files[LOG].decode())
-    make = getattr(cuda.core.ObjectCode, f"from_{inputs.target}")
-    return make(code_to_load(entry, inputs), name=inputs.options.name, symbol_mapping=symbols)
+    make = getattr(cuda.core.ObjectCode, f"from_{request.target}")
+    return make(code_to_load(entry, request), name=request.options.name, symbol_mapping=symbols)
 
 
-def code_to_load(entry: ForeignEntry, inputs: CompileInputs | None) -> bytes:
+def code_to_load(entry: ForeignEntry, request: CompileRequest | None) -> bytes:
     """Return the code of an entry. On the CPU driver, machine code has its PTX, as after a compile."""
     code = entry.files.get(CODE, b"")
     ptx = entry.files.get(PTX, b"")
-    if inputs is not None and (inputs.code_type, inputs.target) == ("ptx", "cubin"):
-        ptx = inputs.code if isinstance(inputs.code, bytes) else inputs.code.encode()
+    if request is not None and (request.code_type, request.target) == ("ptx", "cubin"):
+        ptx = request.code if isinstance(request.code, bytes) else request.code.encode()
     return attach_ptx(code, ptx) if ptx and is_executed() else code
 
 

@@ -24,8 +24,8 @@ from preheat.toolchain.headers.includes import (
 
 __all__ = ["headers_digest"]
 
-_MOST_FILES = 5000
-_MOST_BYTES = 1 << 26  # of one file; a larger file is not a header
+_MAX_FILES = 5000
+_MAX_BYTES = 1 << 26  # of one file; a larger file is not a header
 _ABSENT = "absent"
 
 
@@ -49,19 +49,19 @@ def headers_digest(source: str | bytes, options: Any) -> str:
     text = source if isinstance(source, str) else source.decode(errors="replace")
     if macro := clock_macro(text):
         raise NotKeyableError(f"it uses {macro}, which reads the clock")
-    before = [Include(str(name)) for name in _listed(options.pre_include)]
+    before = [Include(str(name)) for name in _list(options.pre_include)]
     if not before and not any(
         True for each in (includes(text), has_include_queries(text)) for _ in each
     ):
         return ""
     # NVRTC searches the directory of the program's name, which is the current one for a plain name.
     beside = os.path.dirname(str(options.name))
-    found = _Headers([str(path) for path in _listed(options.include_path)])
+    found = _Headers([str(path) for path in _list(options.include_path)])
     found.follow(_Text(text, beside), before)
     return found.digest()
 
 
-def _listed(value: object) -> Sequence[object]:
+def _list(value: object) -> Sequence[object]:
     """Return an option that is a text or a sequence of them as a sequence."""
     if isinstance(value, str):
         return [value]
@@ -116,8 +116,8 @@ class _Headers:
             return self._digests[path]
         if not os.path.isfile(path):
             return _ABSENT
-        if len(self._digests) >= _MOST_FILES:
-            raise NotKeyableError(f"it includes more than {_MOST_FILES} headers")
+        if len(self._digests) >= _MAX_FILES:
+            raise NotKeyableError(f"it includes more than {_MAX_FILES} headers")
         content = _content(path)
         digest = self._digests[path] = hashlib.sha256(content).hexdigest()
         text = content.decode(errors="replace")
@@ -139,11 +139,11 @@ class _Headers:
         where = text.path or "the program"
         if not text.toolkit and (macro := clock_macro(text.text)):
             raise NotKeyableError(f"{where} uses {macro}, which reads the clock")
-        asked = list(has_include_queries(text.text, operators))
+        queries = list(has_include_queries(text.text, operators))
         # The definition of a macro that wraps the operator has no name of a file.
-        if asked.count(None) > len(has_include_macros(text.text, operators)):
+        if queries.count(None) > len(has_include_macros(text.text, operators)):
             raise NotKeyableError(f"{where} tests for a file whose name is a macro")
-        for name in filter(None, asked):
+        for name in filter(None, queries):
             paths = self._candidates(Include(name), text.directory)
             self._add(f"{name} {[os.path.isfile(each) for each in paths]}")
 
@@ -169,9 +169,9 @@ def _includes_of(text: _Text) -> Iterator[Include]:
 def _content(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as fault:
         raise NotKeyableError(f"header {path} cannot be read: {fault}") from None
-    if len(content) > _MOST_BYTES:
+    if len(content) > _MAX_BYTES:
         raise NotKeyableError(f"header {path} is too large")
     return content

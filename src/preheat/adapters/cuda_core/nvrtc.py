@@ -1,17 +1,17 @@
-"""PTX from NVRTC: that of a program of cuda.core, and PTX as cuda.core makes it, without a driver."""
+"""PTX from NVRTC: of a program of cuda.core, and without a driver as cuda.core makes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from preheat.adapters.cuda_core.request import CompileInputs
+from preheat.adapters.cuda_core.request import CompileRequest
 from preheat.errors import AdapterError
 
 __all__ = ["compile_to_ptx", "ptx_of"]
 
 
-def compile_to_ptx(inputs: CompileInputs, log: Any) -> Any:
+def compile_to_ptx(request: CompileRequest, log: Any) -> Any:
     """Compile a C++ program, write the log, and return an `ObjectCode` with its PTX.
 
     Raises `AdapterError` with the log when the compiler rejects the program.
@@ -19,25 +19,25 @@ def compile_to_ptx(inputs: CompileInputs, log: Any) -> Any:
     import cuda.bindings.nvrtc as nvrtc
     import cuda.core
 
-    options = inputs.options.as_bytes("nvrtc", "ptx")
-    source = inputs.code.encode() if isinstance(inputs.code, str) else inputs.code
-    handle = _checked(nvrtc.nvrtcCreateProgram(source, inputs.options.name.encode(), 0, [], []))
+    options = request.options.as_bytes("nvrtc", "ptx")
+    source = request.code.encode() if isinstance(request.code, str) else request.code
+    handle = _check(nvrtc.nvrtcCreateProgram(source, request.options.name.encode(), 0, [], []))
     try:
-        for name in inputs.names:
-            _checked(nvrtc.nvrtcAddNameExpression(handle, _encoded(name)))
+        for name in request.names:
+            _check(nvrtc.nvrtcAddNameExpression(handle, _encode(name)))
         (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
         text = _text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         written = text.rstrip(b"\0").decode(errors="backslashreplace")
         if status:
-            raise AdapterError(f"{inputs.label} does not compile for {inputs.arch}\n{written}")
+            raise AdapterError(f"{request.label} does not compile for {request.arch}\n{written}")
         log.write(written)
         ptx = _text(handle, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
         names = {
-            name: _checked(nvrtc.nvrtcGetLoweredName(handle, _encoded(name))) for name in inputs.names
+            name: _check(nvrtc.nvrtcGetLoweredName(handle, _encode(name))) for name in request.names
         }
     finally:
         nvrtc.nvrtcDestroyProgram(handle)
-    return cuda.core.ObjectCode.from_ptx(ptx, name=inputs.options.name, symbol_mapping=names)
+    return cuda.core.ObjectCode.from_ptx(ptx, name=request.options.name, symbol_mapping=names)
 
 
 def ptx_of(program: Any) -> bytes:
@@ -52,16 +52,16 @@ def ptx_of(program: Any) -> bytes:
 
 def _text(handle: Any, size: Callable[..., Any], get: Callable[..., Any]) -> bytes:
     # NVRTC writes into the buffer. A bytes object of one byte is shared by the whole interpreter.
-    buffer = bytearray(int(_checked(size(handle))))
-    _checked(get(handle, buffer))
+    buffer = bytearray(int(_check(size(handle))))
+    _check(get(handle, buffer))
     return bytes(buffer)
 
 
-def _encoded(name: str | bytes) -> bytes:
+def _encode(name: str | bytes) -> bytes:
     return name.encode() if isinstance(name, str) else name
 
 
-def _checked(answer: tuple[Any, ...]) -> Any:
+def _check(answer: tuple[Any, ...]) -> Any:
     """Return the result of a call of NVRTC. Raises `AdapterError` for a status that is not 0."""
     status, *results = answer
     if status:

@@ -13,7 +13,7 @@ from preheat.adapters.cuda_core.compile import (
     code_to_load,
     connect,
     connection_of,
-    inputs_of_key,
+    request_of_key,
     use_for_next_compile,
 )
 from preheat.adapters.cuda_core.request import KIND
@@ -56,21 +56,21 @@ class ProgramCache(cuda.core.utils.ProgramCacheResource):  # type: ignore[misc]
         self._connection = connection_of(store)
 
     def __getitem__(self, key: bytes | str) -> bytes:
-        request = self._request(key)
+        request = self._identity(key)
         found = None if request is None else self._store.get(request)
         if found is not None:
             self._report(found, key)
-            return code_to_load(found, inputs_of_key(_key_bytes(key)))
-        if inputs_of_key(_key_bytes(key)) is not None:
+            return code_to_load(found, request_of_key(_key_bytes(key)))
+        if request_of_key(_key_bytes(key)) is not None:
             use_for_next_compile(self._store)  # It compiles, or raises `SealedError`.
         elif request is not None:
             self._connection.permit(request, ABSENT)
         raise KeyError(key)
 
     def __setitem__(self, key: bytes | str, value: object) -> None:
-        if inputs_of_key(_key_bytes(key)) is not None:
+        if request_of_key(_key_bytes(key)) is not None:
             return  # The compile has stored it.
-        request = self._request(key)
+        request = self._identity(key)
         assert request is not None
         label = value.name if isinstance(value, cuda.core.ObjectCode) else ""
         entry = ForeignEntry(KIND, request.key, {CODE: _code_bytes(value)}, label=label)
@@ -78,7 +78,7 @@ class ProgramCache(cuda.core.utils.ProgramCacheResource):  # type: ignore[misc]
         self._report(entry, key)
 
     def __delitem__(self, key: bytes | str) -> None:
-        request = self._request(key)
+        request = self._identity(key)
         if request is None or self._store.get(request) is None:
             raise KeyError(key)
         self._store.remove(request)
@@ -91,24 +91,20 @@ class ProgramCache(cuda.core.utils.ProgramCacheResource):  # type: ignore[misc]
         for entry in list(self._store.all(KIND)):
             self._store.remove(entry.request)
 
-    def _request(self, key: bytes | str) -> ForeignRequest | None:
+    def _identity(self, key: bytes | str) -> ForeignRequest | None:
         """Return the entry of a key; None for a program that no key describes."""
-        inputs = inputs_of_key(_key_bytes(key))
-        if inputs is None:
+        request = request_of_key(_key_bytes(key))
+        if request is None:
             return ForeignRequest(KIND, _key_bytes(key).hex())
         try:
-            return inputs.identified().request
+            return request.identity
         except NotKeyableError:
             return None
 
     def _report(self, entry: ForeignEntry, key: bytes | str) -> None:
         """Report to a recorder that an entry was used."""
-        from preheat.adapters.cuda_core.rows import row_of
-
-        inputs = inputs_of_key(_key_bytes(key))
-        self._connection.report(
-            entry, lambda: None if inputs is None else row_of(inputs, inputs.identified())
-        )
+        request = request_of_key(_key_bytes(key))
+        self._connection.report(entry, lambda: None if request is None else request.row())
 
 
 def _key_bytes(key: bytes | str) -> bytes:

@@ -6,17 +6,24 @@ import dataclasses
 import functools
 import hashlib
 import re
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from preheat.adapters.base import NotKeyableError
+from preheat.adapters.base import NotKeyableError, Row
 from preheat.adapters.cuda_core.headers import headers_digest
 from preheat.errors import InputError
 from preheat.model.arch import Arch
 from preheat.model.foreign import ForeignRequest
+from preheat.process.lazy import LazyModule, lazy
 from preheat.toolchain.binaries.elf import build_id
 from preheat.toolchain.signature import kernel_names
 
-__all__ = ["KIND", "CompileInputs", "Identified", "compiler_of"]
+if TYPE_CHECKING:
+    from preheat.adapters.cuda_core import rows
+else:
+    rows = LazyModule("preheat.adapters.cuda_core.rows")  # It imports this module.
+
+__all__ = ["KIND", "CompileRequest", "compiler_of"]
 
 KIND = "cuda_core"
 _UNNAMED = "default_program"  # the name that cuda.core gives to a program without one
@@ -36,8 +43,9 @@ _NOT_KEYABLE = {
 }
 
 
-class CompileInputs(NamedTuple):
-    """The arguments of one `Program.compile`, and those of its `Program`."""
+@dataclass(frozen=True)
+class CompileRequest:
+    """The arguments of one `Program.compile`, and of its `Program`."""
 
     code: str | bytes
     code_type: str
@@ -67,12 +75,18 @@ class CompileInputs(NamedTuple):
             return kernel_names(self.code)
         return _ENTRY.findall(self.code) if isinstance(self.code, str) else []
 
-    def identified(self) -> Identified:
-        """Return the entry of the result. Raises `NotKeyableError` when no key describes it."""
+    @lazy
+    def headers(self) -> str:
+        """A digest of the headers that are part of the key. Raises `NotKeyableError`."""
+        return headers_digest(self.code, self.options) if self.code_type == "c++" else ""
+
+    @lazy
+    def identity(self) -> ForeignRequest:
+        """The entry of the result. Raises `NotKeyableError` when no key describes it."""
         import cuda.core.utils
 
         self._require_keyable()
-        headers = headers_digest(self.code, self.options) if self.code_type == "c++" else ""
+        headers = self.headers
         bundled = bool(getattr(self.options, _BUNDLED, False))
         extra = f"preheat 1\0{compiler_of(self)}\0{headers}\0{bundled}".encode()
         try:
@@ -86,8 +100,16 @@ class CompileInputs(NamedTuple):
             )
         except (TypeError, ValueError) as refused:  # If it is an error, the compile raises it again.
             raise NotKeyableError(f"cuda.core has no key for it: {refused}") from None
-        request = ForeignRequest(KIND, key.hex(), label=self.label, arch=self.arch)
-        return Identified(request, headers)
+        return ForeignRequest(KIND, key.hex(), label=self.label, arch=self.arch)
+
+    @property
+    def unkeyed(self) -> ForeignRequest:
+        """The identity for errors about a program that no key describes."""
+        return ForeignRequest(KIND, "uncached", label=self.label, arch=self.arch)
+
+    def row(self) -> Row | None:
+        """Return what a manifest keeps; None when another process cannot make the request again."""
+        return rows.row_of(self)
 
     def _without_paths(self) -> Any:
         """Return the options without directories of this machine: the key has the files in them.
@@ -108,19 +130,12 @@ class CompileInputs(NamedTuple):
             raise NotKeyableError("a program for a debugger needs a name: ProgramOptions(name=…)")
 
 
-class Identified(NamedTuple):
-    """The entry of a request, and a digest of the headers that are part of its key."""
-
-    request: ForeignRequest
-    headers: str
-
-
-def compiler_of(inputs: CompileInputs) -> str:
+def compiler_of(request: CompileRequest) -> str:
     """Return the library that compiles a program, and its build.
 
     cuda.core's key holds the major and the minor version of the compiler.
     """
-    return _compiler(_COMPILERS.get(inputs.code_type, ""))
+    return _compiler(_COMPILERS.get(request.code_type, ""))
 
 
 @functools.cache

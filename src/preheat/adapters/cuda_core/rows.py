@@ -9,38 +9,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from preheat.adapters.base import Row, version_note
-from preheat.adapters.cuda_core.request import CompileInputs, Identified, compiler_of
+from preheat.adapters.cuda_core.request import CompileRequest, compiler_of
 from preheat.adapters.modules import NotPortableError
 from preheat.errors import AdapterError, InputError
 from preheat.model.arch import Arch, runnable_archs
 from preheat.model.portable_paths import spelled
 
-__all__ = ["archs_of", "changes", "inputs_of_row", "row_of"]
+__all__ = ["archs_of", "changes", "request_of", "row_of"]
 
 _PACKAGES = "{packages}/"
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def row_of(inputs: CompileInputs, found: Identified) -> Row | None:
+def row_of(request: CompileRequest) -> Row | None:
     """Return the row of a request; None when it cannot be made again by another process."""
     import cuda.core
 
     try:
         return {
-            "code": _text(inputs.code),
-            "code_type": inputs.code_type,
-            "target": inputs.target,
-            "names": [_encoded(name) for name in inputs.names],
-            "options": _chosen(inputs.options),
-            "prefix": _prefix(inputs.options.arch),
+            "code": _text(request.code),
+            "code_type": request.code_type,
+            "target": request.target,
+            "names": [_encode(name) for name in request.names],
+            "options": _chosen(request.options),
+            "prefix": _prefix(request.options.arch),
             # Includes may be relative to the current directory.
-            "root": os.getcwd() if found.headers else "",
+            "root": os.getcwd() if request.headers else "",
             "env": {},
             "recorded": {
-                "arch": str(inputs.options.arch),
+                "arch": str(request.options.arch),
                 "cuda.core": cuda.core.__version__,
-                "compiler": compiler_of(inputs),
-                "headers": found.headers,
+                "compiler": compiler_of(request),
+                "headers": request.headers,
             },
         }
     except NotPortableError:
@@ -61,22 +61,22 @@ def _chosen(options: Any) -> dict[str, Any]:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name != "arch" and value != field.default:
-            chosen[field.name] = _encoded(value)
+            chosen[field.name] = _encode(value)
     if "include_path" in chosen:
         given = options.include_path
         paths = [given] if isinstance(given, str) else list(given)
-        chosen["include_path"] = [_spelled(path) for path in paths]
+        chosen["include_path"] = [_spell(path) for path in paths]
     return chosen
 
 
-def _spelled(path: object) -> str:
+def _spell(path: object) -> str:
     """Return an include directory in a form that is valid on other machines, if that is possible."""
     text = str(path)
     return spelled(text, None) if os.path.isabs(text) else text
 
 
-def _found(path: str) -> str:
-    """Return the directory that `_spelled` wrote."""
+def _find(path: str) -> str:
+    """Return the directory that `_spell` wrote."""
     if not path.startswith(_PACKAGES):
         return path
     rest = path.removeprefix(_PACKAGES)
@@ -92,32 +92,32 @@ def _prefix(arch: object) -> str:
 # A tuple and a list are different: define_macro=("A", "1") is one macro, and ["A", "1"] are two.
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list):
-        return [_encoded(each) for each in value]
+        return [_encode(each) for each in value]
     if isinstance(value, tuple):
-        return {"tuple": [_encoded(each) for each in value]}
+        return {"tuple": [_encode(each) for each in value]}
     raise NotPortableError(f"{type(value).__qualname__} in a request")
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decoded(each) for each in value]
-    return tuple(map(_decoded, value["tuple"])) if isinstance(value, Mapping) else value
+        return [_decode(each) for each in value]
+    return tuple(map(_decode, value["tuple"])) if isinstance(value, Mapping) else value
 
 
-def inputs_of_row(row: Row, arch: Arch) -> CompileInputs:
+def request_of(row: Row, arch: Arch) -> CompileRequest:
     """Return a recorded request for another architecture.
 
     Raises `AdapterError` when this version of cuda.core does not know an option.
     """
     import cuda.core
 
-    chosen = {name: _decoded(value) for name, value in row["options"].items()}
+    chosen = {name: _decode(value) for name, value in row["options"].items()}
     if "include_path" in chosen:
-        chosen["include_path"] = [_found(path) for path in chosen["include_path"]]
+        chosen["include_path"] = [_find(path) for path in chosen["include_path"]]
     name = f"{row['prefix']}{str(arch).removeprefix('sm_')}"
     try:
         options = cuda.core.ProgramOptions(**chosen, arch=name)
@@ -126,8 +126,8 @@ def inputs_of_row(row: Row, arch: Arch) -> CompileInputs:
             f"cuda.core {cuda.core.__version__} cannot make the recorded options: {unknown}",
             hint=f"bake with cuda.core {row['recorded']['cuda.core']}",
         ) from None
-    names = tuple(map(_decoded, row["names"]))
-    return CompileInputs(row["code"], row["code_type"], options, row["target"], names)
+    names = tuple(map(_decode, row["names"]))
+    return CompileRequest(row["code"], row["code_type"], options, row["target"], names)
 
 
 def archs_of(row: Row, arch: Arch) -> list[Arch]:
@@ -143,14 +143,14 @@ def archs_of(row: Row, arch: Arch) -> list[Arch]:
     return [arch] if named == arch or named not in runnable_archs(arch) else [arch, named]
 
 
-def changes(row: Row, inputs: CompileInputs, found: Identified) -> list[str]:
+def changes(row: Row, request: CompileRequest) -> list[str]:
     """Return the changes since a request was recorded that also change its key."""
     import cuda.core
 
     before = row["recorded"]
     notes = version_note("cuda.core", before.get("cuda.core"), cuda.core.__version__)
-    if before.get("compiler") != compiler_of(inputs):
+    if before.get("compiler") != compiler_of(request):
         notes.append("recorded with another build of the compiler")
-    if before.get("headers") != found.headers:
+    if before.get("headers") != request.headers:
         notes.append("a header that it includes has changed")
     return notes

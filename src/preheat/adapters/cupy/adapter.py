@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version, version_note
 from preheat.adapters.cupy.request import KIND
 from preheat.build.builder import Builder
 from preheat.errors import AdapterError
 from preheat.model.arch import Arch
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.adapters.cupy import connection
+else:
+    connection = LazyModule("preheat.adapters.cupy.connection")  # It imports CuPy.
 
 __all__ = ["CupyAdapter"]
 
@@ -27,20 +35,16 @@ class CupyAdapter(Adapter):
         require_version("CuPy", cupy.__version__, _OLDEST, _NEWEST)
         if cupy.cuda.runtime.is_hip:
             raise AdapterError("CuPy for ROCm is not supported")
-        from preheat.adapters.cupy.connection import connect
-
-        connect(builder.foreign)
+        connection.connect(builder.foreign)
 
     def required(self, row: Row, arch: Arch, coverage: str, *, make: bool) -> RequiredEntries:
         """Return the entry that a sealed process looks for first. With `make`, compile the request."""
         del coverage  # A request of CuPy has one variant.
         import cupy
 
-        from preheat.adapters.cupy.connection import connection, request_of
-
-        request = request_of(row, arch)
+        request = connection.request_of(row, arch)
         if make:
-            return RequiredEntries((request.pointer, connection().bake(row, arch).request))
+            return RequiredEntries((request.pointer, connection.connection().bake(row, arch).request))
         recorded = row["recorded"].get("cupy", cupy.__version__)
         notes = version_note("CuPy", recorded, cupy.__version__)
         return RequiredEntries((request.pointer,), tuple(notes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import cupy
@@ -84,6 +85,7 @@ class Connection(BaseConnection):
                 lto=bool(to_ltoir),
                 headers=cupy_compile.shipped_headers(),
                 variables=variables_in_force(),
+                release=cupy.__version__,
             )
             return cupy_compile.load(request, self.find(request, log_stream).files)
 
@@ -91,13 +93,9 @@ class Connection(BaseConnection):
 
     def find(self, request: CompileRequest, log_stream: Any = None) -> ForeignEntry:
         """Return the entry of a request, compiled at most once in all processes."""
-        portable = not request.needs_device
-        entry = self.obtain(
-            request.entry(self._compiler(request)),
-            lambda: self.make(request, log_stream),
-            lambda: request.row(cupy=cupy.__version__) if portable else None,
-        )
-        if not portable:  # A bake cannot repeat it, so the recording keeps both of its entries.
+        request = replace(request, compiler=self._compiler(request))
+        entry = self.obtain(request.identity, lambda: self.make(request, log_stream), request.row)
+        if request.needs_device:  # A bake cannot repeat it, so the recording keeps both of its entries.
             names = functools.partial(_naming, entry.variant)
             self.obtain(request.pointer, names, lambda: None)
         return entry
@@ -106,10 +104,8 @@ class Connection(BaseConnection):
         """Make the entry of a recorded row without a device."""
         cupy_compile.forgo_device()
         request = request_of(row, arch)
-        entry = self.store.obtain(
-            request.entry(cupy_compile.compiler_identity(request.backend)),
-            lambda: self.make(request, None),
-        )
+        request = replace(request, compiler=cupy_compile.compiler_identity(request.backend))
+        entry = self.store.obtain(request.identity, lambda: self.make(request, None))
         self.point_at(request, entry)
         return entry
 

@@ -34,6 +34,7 @@ class CompileRequest:
 
     `options` are portable: see `portable_options`. `arch` is a compute capability such as "90".
     `headers` is CuPy's own checksum of the headers that it ships. With `lto`, the code is linked later.
+    `compiler` and `release`, the version of CuPy, are not part of the key.
     """
 
     source: str
@@ -46,10 +47,12 @@ class CompileRequest:
     lto: bool
     headers: str
     variables: tuple[tuple[str, str], ...]
+    release: str = ""
+    compiler: str = ""
 
     @lazy
     def key(self) -> str:
-        """A digest of all fields. It names no compiler and no directory of CuPy or CUDA."""
+        """A digest of the fields. It names no compiler and no directory of CuPy or CUDA."""
         return Key(tuple((label, value.encode()) for label, value in self._parts())).digest
 
     def _parts(self) -> Iterable[tuple[str, str]]:
@@ -80,21 +83,27 @@ class CompileRequest:
         linked = self.backend == "nvrtc" and not self.lto and bool({*_RDC} & {*self.options})
         return linked or self.jitify or _JITIFY in self.options
 
-    def entry(self, compiler: str) -> ForeignRequest:
-        """Return the entry with the code that a compiler made."""
-        return ForeignRequest(KIND, self.key, compiler, self.label, self.target)
+    @property
+    def identity(self) -> ForeignRequest:
+        """The entry with the code that the compiler made."""
+        return self.pointer._replace(variant=self.compiler)
 
     @property
     def pointer(self) -> ForeignRequest:
         """The entry that names the compiler of the newest code, for processes without a compiler."""
         return ForeignRequest(KIND, self.key, "", self.label, self.target)
 
-    def row(self, **recorded: str) -> Row:
-        """Return what a manifest keeps, from which `of_row` makes the request for any architecture."""
+    def row(self) -> Row | None:
+        """Return what a manifest keeps; None for code that a bake cannot make without a GPU.
+
+        `of_row` makes the request again for any architecture.
+        """
+        if self.needs_device:
+            return None
         return {
             "root": "",
             "env": dict(self.variables),
-            "recorded": recorded,
+            "recorded": {"cupy": self.release},
             "source": self.source,
             "options": list(self.options),
             "backend": self.backend,

@@ -21,9 +21,17 @@ from preheat.adapters.modules import NotPortableError
 from preheat.build.builder import Builder
 from preheat.errors import AdapterError
 from preheat.model.arch import Arch
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
+    from preheat.adapters.numba import cache, observed, rows, target, toolchain
     from preheat.adapters.numba.request import KernelRequest
+else:  # They import Numba.
+    cache = LazyModule("preheat.adapters.numba.cache")
+    observed = LazyModule("preheat.adapters.numba.observed")
+    rows = LazyModule("preheat.adapters.numba.rows")
+    target = LazyModule("preheat.adapters.numba.target")
+    toolchain = LazyModule("preheat.adapters.numba.toolchain")
 
 __all__ = ["NumbaAdapter"]
 
@@ -48,24 +56,18 @@ class NumbaAdapter(Adapter):
         if cuda.config.ENABLE_CUDASIM:
             return
         _connection = Connection(builder.foreign, numba, _require_package())
-        from preheat.adapters.numba import cache, observed
-
         observed.install()
         cache.install(_connection)
 
     def required(self, row: Row, arch: Arch, coverage: str, *, make: bool) -> RequiredEntries:
         """Return the entry of a recorded kernel for `arch`, and compile it. It has no variants."""
         del coverage
-        from preheat.adapters.numba.rows import changes, request_of
-        from preheat.adapters.numba.target import compiling_for
-        from preheat.adapters.numba.toolchain import variables
-
         if make:
-            for name in variables().keys() - {*row["env"]}:
+            for name in toolchain.variables().keys() - {*row["env"]}:
                 del os.environ[name]  # It would enter the key, and was not set in the recording.
-        with compiling_for(arch):
+        with target.compiling_for(arch):
             try:
-                request = request_of(row, arch)
+                request = rows.request_of(row, arch)
                 identity = request.identity
                 if make:
                     _compile(request)
@@ -73,7 +75,7 @@ class NumbaAdapter(Adapter):
                 raise not_importable(error, row) from error
             except NotKeyableError as error:
                 raise AdapterError(f"it cannot be stored: {error}") from None
-            notes = (*changes(row, request), *changed_environment(row, variables()))
+            notes = (*rows.changes(row, request), *changed_environment(row, toolchain.variables()))
             return RequiredEntries((identity,), notes)
 
 
@@ -95,12 +97,10 @@ def _compile(request: KernelRequest) -> None:
     """Compile the kernel of a request for the device that `compiling_for` imitates, and store it."""
     from numba.cuda.dispatcher import _Kernel
 
-    from preheat.adapters.numba.cache import StoreCache
-
     assert _connection is not None
-    cache = StoreCache(_connection, request.function, request.options)
-    with cache.making.owned_by(sys._getframe()):
-        if cache.find(request) is None:
+    kernels = cache.StoreCache(_connection, request.function, request.options)
+    with kernels.making.owned_by(sys._getframe()):
+        if kernels.find(request) is None:
             kernel = _Kernel(request.function, request.argument_types, **request.options)
             kernel.library.get_cubin()
-            cache.keep(request, kernel)
+            kernels.keep(request, kernel)

@@ -101,18 +101,18 @@ class StoreCache(_Cache):  # type: ignore[misc]
             self._connection.permit(request.unkeyed, reason)
             self.making.begin(request.unkeyed, reason)
             return None
-        kernel = self._decoded(request, self._store.get(identity))
+        kernel = self._decode(request, self._store.get(identity))
         if kernel is not None:
             return kernel
         nearest, differences = self._nearest(request)
         self._connection.permit(identity, ABSENT, nearest=nearest, differences=differences)
         entry = self.making.lock(identity)
-        kernel = self._decoded(request, entry)
+        kernel = self._decode(request, entry)
         if kernel is None:
             self.making.begin(identity)
         return kernel
 
-    def _decoded(self, request: KernelRequest, entry: ForeignEntry | None) -> Any:
+    def _decode(self, request: KernelRequest, entry: ForeignEntry | None) -> Any:
         """Return the kernel of an entry, and report its use; None for an entry that holds no kernel."""
         if entry is None:
             return None

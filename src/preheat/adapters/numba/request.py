@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba_cuda
 from numba.cuda.cudadrv import devices
@@ -21,7 +21,12 @@ from preheat.adapters.numba.dependencies import Dependencies, comes_with_numba
 from preheat.adapters.numba.toolchain import settings, versions
 from preheat.model.arch import Arch
 from preheat.model.foreign import ForeignRequest
-from preheat.process.lazy import lazy
+from preheat.process.lazy import LazyModule, lazy
+
+if TYPE_CHECKING:
+    from preheat.adapters.numba import rows
+else:
+    rows = LazyModule("preheat.adapters.numba.rows")  # It imports this module.
 
 __all__ = ["KIND", "KernelRequest", "current_arch", "label_of"]
 
@@ -53,7 +58,7 @@ class KernelRequest:
         return {
             "signature": signature.text(self.argument_types),
             **self.dependencies.parts,
-            **dict(_linked_files(self.options.get("link") or ())),
+            **dict(_digest_linked_files(self.options.get("link") or ())),
             **settings(),
             **versions(),
         }
@@ -73,9 +78,7 @@ class KernelRequest:
 
     def row(self) -> Row | None:
         """Return what a manifest keeps of the request."""
-        from preheat.adapters.numba.rows import row_of
-
-        return row_of(self)
+        return rows.row_of(self)
 
     def require_described(self, kernel: Any) -> None:
         """Raise `NotKeyableError` when the code was made of something that is not in the key."""
@@ -103,7 +106,7 @@ def current_arch() -> Arch:
     return Arch(major, minor)
 
 
-def _linked_files(link: Any) -> Iterator[tuple[str, str]]:
+def _digest_linked_files(link: Any) -> Iterator[tuple[str, str]]:
     """Yield the name and the digest of each file that is linked.
 
     Raises `NotKeyableError` for CUDA C++ with includes: which files they are is not known here.

@@ -21,7 +21,7 @@ _ARRAYS = {"C": "[{more}::1]", "F": "[::1{more}]", "A": "[:{more}]"}
 
 def encode(kind: Any) -> Any:
     """Return a type as JSON values. Raises `NotKeyableError` for a type that these cannot describe."""
-    encoded = _encoded(kind)
+    encoded = _encode_known(kind)
     # A type may have a property that the description does not. Then the two types differ.
     try:
         same = encoded is not None and decode(encoded) == kind
@@ -32,7 +32,7 @@ def encode(kind: Any) -> Any:
     return encoded
 
 
-def _encoded(kind: Any) -> Any:
+def _encode_known(kind: Any) -> Any:
     if name := _simple_types().get(kind):
         return name
     match kind:

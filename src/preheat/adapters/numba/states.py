@@ -49,7 +49,7 @@ def encode(kernel: Any, argument_types: Sequence[Any]) -> dict[str, bytes]:
         "library": _plain(library, (*_FILES, "linkerinfo_cache")),
         "exceptions": _exceptions(kernel),
     }
-    linked = _linked_ptx(kernel.library, target)
+    linked = _compile_linked_sources(kernel.library, target)
     return {
         _KERNEL: json.dumps(state).encode(),
         _CUBIN: detach_ptx(bytes(cubin.code)),  # Entries are the same on the CPU driver.
@@ -59,7 +59,7 @@ def encode(kernel: Any, argument_types: Sequence[Any]) -> dict[str, bytes]:
     }
 
 
-def _linked_ptx(library: Any, target: tuple[int, ...]) -> list[str]:
+def _compile_linked_sources(library: Any, target: tuple[int, ...]) -> list[str]:
     """Return the PTX of the sources that are linked, which the CPU driver executes.
 
     Numba forgets it after the link, so CUDA C++ is compiled once more.

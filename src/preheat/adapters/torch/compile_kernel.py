@@ -158,7 +158,7 @@ class _Request:
     def obtain(self, builder: Builder, capability: str | None) -> Artifact:
         """Return the code for a compute capability such as "90", or for the current GPU.
 
-        The errors are those of torch, except for `SealedError`.
+        The errors are torch's, except for `SealedError`.
         """
         arch = Arch.parse(f"sm_{_current_capability() if capability is None else capability}")
         program = self.program
@@ -187,7 +187,7 @@ def _torch_include(program: Program) -> list[str]:
     from torch.utils.cpp_extension import include_paths
 
     directories: list[str] = include_paths("cpu")
-    if program.include:  # The headers there may include those of torch.
+    if program.include:  # The headers there may include torch's.
         return directories
     names = [each.name for each in includes(program.source)]
     paths = [os.path.join(place, name) for place in directories for name in names if name is not None]

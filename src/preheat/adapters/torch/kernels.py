@@ -90,7 +90,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         >>> kernels.matmul(torch.ones(1, 2, device="cuda"), torch.ones(2, 1, device="cuda")).tolist()
         [[2.0]]
     """
-    return _multiplied(_Matmul, 0, a=a, b=b)
+    return _multiply(_Matmul, 0, a=a, b=b)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
         >>> kernels.linear(torch.ones(1, 2, device="cuda"), torch.ones(3, 2, device="cuda")).tolist()
         [[2.0, 2.0, 2.0]]
     """
-    return _multiplied(_Linear, 1, x=x, weight=weight)
+    return _multiply(_Linear, 1, x=x, weight=weight)
 
 
 # The forward and backward passes, from which `_function` makes functions of torch.
@@ -210,7 +210,7 @@ def _apply(kernels: type, /, *more: Any, **tensors: Tensor) -> Tensor:
     return _function(kernels).apply(*(each.contiguous() for each in tensors.values()), *more)
 
 
-def _multiplied(kernels: type, axis: int, /, **matrices: Tensor) -> Tensor:
+def _multiply(kernels: type, axis: int, /, **matrices: Tensor) -> Tensor:
     """Apply a product of rows of any shape and a matrix, which is summed over its `axis`."""
     _check(matrices)
     (first, rows), (second, matrix) = matrices.items()

@@ -39,12 +39,12 @@ class SourceKernel:
     def on_device_of(self, tensor: Tensor, known: tuple[Any, ...]) -> Kernel:
         """Return the kernel for these arguments, on the device of `tensor`."""
         name = self.name if isinstance(self.name, str) else self.name(*known)
-        program = _instantiated(self.program, name) if "<" in name else self.program
+        program = _instantiate(self.program, name) if "<" in name else self.program
         return _gpu(tensor, self.host).kernel(program, name)
 
 
 @functools.lru_cache(maxsize=1024)
-def _instantiated(program: Program, name: str) -> Program:
+def _instantiate(program: Program, name: str) -> Program:
     """Return the program with an instance of one of its templates."""
     instance = without_types(name)
     if instance in program.names:

@@ -116,7 +116,7 @@ def _compile(row: Row, source: Any, target: Any) -> list[ForeignRequest]:
 
 
 def _entries_of(row: Row, source: Any, target: Any) -> list[ForeignRequest]:
-    """Return the entry of a variant, and those of its host code if the kernel is stored."""
+    """Return the entry of a variant, and the entries of its host code if the kernel is stored."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler import compiler
 

@@ -39,7 +39,7 @@ def weaker(source: Any) -> Iterator[Any]:
         constants = dict(source.constants)
         attributes = dict(source.attrs)
         signature = {
-            parameter.name: _weakened(
+            parameter.name: _weaken(
                 source.signature[parameter.name], (index,), parameter, constants, attributes,
                 wide=wide, pointers=pointers,
             )
@@ -48,7 +48,7 @@ def weaker(source: Any) -> Iterator[Any]:
         yield make_source(function, signature, constants, dict(sorted(attributes.items())))
 
 
-def _weakened(
+def _weaken(
     kind: Any,
     path: tuple[int, ...],
     parameter: Any,
@@ -64,7 +64,7 @@ def _weakened(
     """
     if isinstance(kind, tuple):
         return tuple(
-            _weakened(each, (*path, index), None, constants, attributes, wide=wide, pointers=pointers)
+            _weaken(each, (*path, index), None, constants, attributes, wide=wide, pointers=pointers)
             for index, each in enumerate(kind)
         )
     if parameter is not None and parameter.is_constexpr:

@@ -44,7 +44,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         request = take_request(key)
         if KIND not in adapters.installed():  # A child process knows this class by its environment.
             adapters.install(KIND)
-            # The frame is that of the caller of Triton's `get_cache_manager`.
+            # It is the frame of the caller of Triton's `get_cache_manager`.
             request = request_of_call(sys._getframe(2), key)
         self.key = key
         # Overrides and dumps of IR are files of the user, not a cache.

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.adapters.base import LastKey, Row
 from preheat.adapters.modules import module_name
@@ -15,7 +15,12 @@ from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.values import constants_digest
 from preheat.model.arch import Arch
 from preheat.model.foreign import ForeignRequest
-from preheat.process.lazy import lazy
+from preheat.process.lazy import LazyModule, lazy
+
+if TYPE_CHECKING:
+    from preheat.adapters.triton import rows
+else:
+    rows = LazyModule("preheat.adapters.triton.rows")  # It imports this module.
 
 __all__ = [
     "CompileRequest", "install", "key_of", "request_of_call", "specialisation_text", "take_request",
@@ -63,9 +68,7 @@ class CompileRequest:
 
     def row(self) -> Row | None:
         """Return what a manifest keeps of the request."""
-        from preheat.adapters.triton.rows import row_of
-
-        return row_of(self)
+        return rows.row_of(self)
 
 
 def _arguments(source: Any) -> Iterator[tuple[str, str]]:
@@ -85,16 +88,14 @@ def _arguments(source: Any) -> Iterator[tuple[str, str]]:
 
 
 def _assumption(attribute: Any) -> str:
-    """Return an attribute of an argument in words, such as `divisible by 16`."""
+    """Return an attribute of an argument as text, such as `divisible by 16`."""
     if isinstance(attribute, list | tuple) and attribute[0] == "tt.divisibility":
         return f"divisible by {attribute[1]}"
     return str(attribute)
 
 
 def _options(request: CompileRequest) -> Iterator[tuple[str, str]]:
-    from preheat.adapters.triton.rows import chosen_options
-
-    for name, value in chosen_options(request).items():
+    for name, value in rows.chosen_options(request).items():
         yield name, str(value)
 
 

@@ -34,7 +34,7 @@ __all__ = ["Tuning", "install", "is_tuned", "known_results", "required", "tuned_
 
 _CONFIGS = "its configurations have changed"
 _TUNED_FOR = " tuned for "
-_MOST_KEYS = 8  # that an error lists
+_MAX_KEYS = 8  # that an error lists
 
 
 class Tuning(NamedTuple):
@@ -170,8 +170,8 @@ def known_results(request: ForeignRequest, tuning: Tuning) -> str:
     }
     if not found:
         return f"there is no result of {tuning.function}"
-    more = f" and {len(found) - _MOST_KEYS} more" if len(found) > _MOST_KEYS else ""
-    return f"there are results for {', '.join(sorted(found)[:_MOST_KEYS])}{more}"
+    more = f" and {len(found) - _MAX_KEYS} more" if len(found) > _MAX_KEYS else ""
+    return f"there are results for {', '.join(sorted(found)[:_MAX_KEYS])}{more}"
 
 
 def _difference(request: ForeignRequest, entry: ForeignEntry) -> str:

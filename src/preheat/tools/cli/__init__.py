@@ -5,10 +5,21 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from preheat._version import __version__
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat import errors
+    from preheat.build import counters
+    from preheat.tools.cli import output
+else:
+    errors = LazyModule("preheat.errors")
+    counters = LazyModule("preheat.build.counters")
+    output = LazyModule("preheat.tools.cli.output")
 
 __all__ = ["main"]
 
@@ -53,19 +64,15 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        from preheat.build.counters import disable_server
-
-        disable_server()
+        counters.disable_server()
         command: click.Command = importlib.import_module(f"preheat.tools.cli.{cmd_name}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from preheat.errors import did_you_mean
-
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], _COMMANDS)
+            hint = errors.did_you_mean(args[0], _COMMANDS)
             raise click.UsageError(f"no such command: {args[0]}" + (f"; {hint}" if hint else ""), ctx)
         return super().resolve_command(ctx, args)
 
@@ -83,9 +90,6 @@ def _preheat() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
-    from preheat.errors import ConfigError, InputError, PreheatError
-    from preheat.tools.cli.output import print_error
-
     try:
         sys.exit(_preheat.main(args, prog_name="preheat", standalone_mode=False) or 0)
     except click.UsageError as error:
@@ -93,26 +97,26 @@ def main(args: list[str] | None = None) -> None:
             click.echo(error.format_message(), err=True)
             sys.exit(2)
         usage = error.ctx.command_path if error.ctx else "preheat"
-        print_error(error.format_message(), f"see '{usage} --help'")
+        output.print_error(error.format_message(), f"see '{usage} --help'")
         sys.exit(2)
     except click.ClickException as error:
-        print_error(error.format_message())
+        output.print_error(error.format_message())
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:
         progress = str(stop.__cause__ or stop)  # click replaces KeyboardInterrupt by Abort.
-        print_error("interrupted" + (f": {progress}" if progress else ""))
+        output.print_error("interrupted" + (f": {progress}" if progress else ""))
         # Threads may be compiling or waiting for another process: exit without them. Their workers
         # notice that and exit too, and the operating system releases the locks.
         sys.stdout.flush()
         os._exit(130)
-    except PreheatError as error:
-        print_error(str(error), error.hint)
-        sys.exit(2 if isinstance(error, InputError | ConfigError) else 1)
+    except errors.PreheatError as error:
+        output.print_error(str(error), error.hint)
+        sys.exit(2 if isinstance(error, errors.InputError | errors.ConfigError) else 1)
     except BrokenPipeError:  # The reader of the output has exited: `preheat cache ls | head`.
         sys.stderr.close()
         sys.exit(0)
     except OSError as fault:
-        print_error(str(fault), "'preheat doctor' checks directories and permissions")
+        output.print_error(str(fault), "'preheat doctor' checks directories and permissions")
         sys.exit(1)
 
 

@@ -103,7 +103,7 @@ def command(
     return status if printed else status or 1
 
 
-_MOST_ROWS = 15
+_MAX_ROWS = 15
 #: Compiles or compilers that a reader does not tell apart, by the cells that they have in common.
 _Groups = Mapping[tuple[str, ...], Sequence[Compile | Process]]
 
@@ -131,9 +131,9 @@ def _table(
     if rows:
         yield ""
         yield title
-        yield from (f"  {line}" for line in columns([head, *rows[:_MOST_ROWS]], right=right))
-        if len(rows) > _MOST_ROWS:
-            yield f"  … and {len(rows) - _MOST_ROWS:,} more rows; --report FILE has all of them"
+        yield from (f"  {line}" for line in columns([head, *rows[:_MAX_ROWS]], right=right))
+        if len(rows) > _MAX_ROWS:
+            yield f"  … and {len(rows) - _MAX_ROWS:,} more rows; --report FILE has all of them"
 
 
 class _Group(NamedTuple):

@@ -70,14 +70,14 @@ def ls(file: Path, as_json: bool) -> None:
             about = {"file": bundle.path, "bytes": bundle.nbytes, "sha256": bundle.digest()}
             print_json({**bundle.meta, **about, "signed_by": claimed_key(bundle), **lists})
             return
-        for line in _listed(bundle, rows, foreign):
+        for line in _list(bundle, rows, foreign):
             print_line(line)
         what = f"{count(len(rows) + len(foreign), 'entry')}, {size(bundle.nbytes)}"
         by = ", ".join(sorted({entry.artifact.toolchain for entry in rows}))
         print_message(f"{what}, made by {by}" if by else what)
 
 
-def _listed(bundle: Bundle, rows: list[BundleEntry], foreign: list[ForeignEntry]) -> Iterator[str]:
+def _list(bundle: Bundle, rows: list[BundleEntry], foreign: list[ForeignEntry]) -> Iterator[str]:
     head = ("KEY", "KIND", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS")
     lists: dict[tuple[str, Arch], set[object]] = {}
     for entry in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,7 @@ from preheat.model.config import Config
 from preheat.model.events import Stats, logged_events
 from preheat.model.key import explain
 from preheat.model.program import Program
+from preheat.process.lazy import LazyModule
 from preheat.process.progress import progress
 from preheat.store import DiskStore
 from preheat.store.layer import Item
@@ -55,6 +56,11 @@ from preheat.tools.cli.stored import (
     open_cache,
     require_kind,
 )
+
+if TYPE_CHECKING:
+    from preheat.tools.cli import remotes
+else:
+    remotes = LazyModule("preheat.tools.cli.remotes")  # Only `verify --remote` needs it.
 
 __all__ = ["command"]
 
@@ -384,9 +390,7 @@ def verify(repair: bool, remote: bool, kind: str | None, as_json: bool) -> int:
     if remote:
         if repair or kind is not None:
             raise click.UsageError("--remote takes neither --repair nor --kind")
-        from preheat.tools.cli.remotes import verify_remotes
-
-        return verify_remotes(Config.from_env(), as_json=as_json)
+        return remotes.verify_remotes(Config.from_env(), as_json=as_json)
     disk = open_cache()
     by_kind = items_by_kind(disk)
     require_kind(kind, by_kind)

@@ -49,7 +49,7 @@ The compiler searches the directory of each file for headers first. With --link 
 the name of the first file. The exit status is 1 if a file does not compile; the other files are still
 compiled. A file without kernels causes a warning: name the instances of its templates with --name.
 """
-# Where a tier keeps its entries, in words.
+# Where a tier keeps its entries, as text.
 _PLACES = {
     "bundle": "in a bundle",
     "memory": "in memory",
@@ -178,7 +178,7 @@ def _write(path: Path, blob: bytes) -> None:
 
 
 def _place(tier: str) -> str:
-    """Return where a tier keeps its entries, in words. The second shared store is `remote.2`."""
+    """Return where a tier keeps its entries, as text. The second shared store is `remote.2`."""
     name, _, number = tier.partition(".")
     if name == "remote" and number:
         return f"in shared store {number}"

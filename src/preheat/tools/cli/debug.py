@@ -54,7 +54,7 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
     written: dict[Path, str] = {}
     rows: list[dict[str, Any]] = []
     for artifact in _chosen(keys):
-        texts = dict(_placed(directory, artifact.sources))
+        texts = dict(_place(directory, artifact.sources))
         skipped = [path for path, text in texts.items() if written.get(path, text) != text]
         kept = [path for path in texts if path not in skipped]
         for path in kept:
@@ -93,7 +93,7 @@ def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:
     yield from found
 
 
-def _placed(directory: Path, texts: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+def _place(directory: Path, texts: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     """Yield path and text of each source. A header outside its include directory is skipped."""
     for name, text in texts.items():
         relative = name.removeprefix(f"{HEADER_DIRECTORY}/").lstrip("/")

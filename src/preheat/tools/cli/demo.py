@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -23,8 +23,14 @@ from preheat.ahead.manifest import Manifest
 from preheat.errors import PreheatError
 from preheat.model.arch import Arch
 from preheat.model.config import environ
+from preheat.process.lazy import LazyModule
 from preheat.tools.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.tools.cli.programs import require_known_archs
+
+if TYPE_CHECKING:
+    import venv
+else:
+    venv = LazyModule("venv")
 
 __all__ = [
     "APP",
@@ -118,7 +124,7 @@ class Row(NamedTuple):
 
 def summary(row: Row, facts: Mapping[str, Any]) -> str:
     """Return the line that is shown when a step has ended."""
-    if _emulated(facts) and row.step in _LAUNCHES:
+    if _emulate(facts) and row.step in _LAUNCHES:
         return f"done: {row.what}{f'; {_SAME_BITS}' if row.step == 'replay' else ''}"
     return f"done in {duration(row.seconds)}: {row.what}; {row.note}"
 
@@ -130,8 +136,8 @@ def closing(rows: Iterable[Row], facts: Mapping[str, Any]) -> Iterator[str]:
     emulator are left out, because they would mislead.
     """
     device = facts["device"]
-    if _emulated(facts):
-        table = [_emulated_row(row) for row in rows]
+    if _emulate(facts):
+        table = [_emulate_row(row) for row in rows]
         yield from columns([("STEP", "WHAT HAPPENED", "HERE", f"ON AN {GPU} *"), *table], right=(2,))
         yield ""
         yield f"* Measured on {DATE} at commit {COMMIT}, in benchmarks/results: from the start of a"
@@ -148,11 +154,11 @@ _LAUNCHES = ("eager", "replay")
 _SAME_BITS = "the same bits"
 
 
-def _emulated(facts: Mapping[str, Any]) -> bool:
+def _emulate(facts: Mapping[str, Any]) -> bool:
     return str(facts["device"]["name"]).startswith("emulator")
 
 
-def _emulated_row(row: Row) -> tuple[str, str, str, str]:
+def _emulate_row(row: Row) -> tuple[str, str, str, str]:
     here = "-" if row.step in _LAUNCHES else duration(row.seconds)
     figure = None if row.what.endswith("refused") else MEASURED.get(row.step)
     return row.step, row.what, here, "" if figure is None else f"{figure.value} for {figure.what}"
@@ -181,9 +187,9 @@ class _Demo:
         cold = self._cold()
         yield cold
         yield self._hot(cold.seconds)
-        yield from self._replayed()
-        yield self._recorded()
-        yield self._baked()
+        yield from self._replay()
+        yield self._record()
+        yield self._bake()
         yield from self._sealed()
 
     # The steps
@@ -216,7 +222,7 @@ class _Demo:
         seconds = found["seconds"]
         return Row("hot", what, seconds, f"{cold / seconds:,.0f} x as fast; no compiler was started")
 
-    def _replayed(self) -> Iterator[Row]:
+    def _replay(self) -> Iterator[Row]:
         _headline(3, "Graphs: a step of many launches is captured, and replayed with one call")
         found = json.loads(self._python(_STEPS / "replay.py", "kernels/stencil.cu"))
         self._compare("the replayed graph", found["error"])
@@ -230,7 +236,7 @@ class _Demo:
         note = f"{eager / replay:.1f} x as fast; captured in {duration(found['capture'])}; {_SAME_BITS}"
         yield Row("replay", "the same launches as one graph", replay, note)
 
-    def _recorded(self) -> Row:
+    def _record(self) -> Row:
         _headline(4, "Record: a server runs once, and preheat notes the kernels that it needs")
         print_message("  $ preheat record -o kernels.toml -- python server.py")
         started = time.perf_counter()
@@ -244,7 +250,7 @@ class _Demo:
         what = f"server.py has {count(len(recorded.programs), 'program')} and {count(keys, 'graph')}"
         return Row("record", what, seconds, f"{server['compiles']:.0f} compiled, into kernels.toml")
 
-    def _baked(self) -> Row:
+    def _bake(self) -> Row:
         _headline(5, "Bake: they are compiled ahead of time, for GPUs that this machine does not have")
         words = [word for arch in self.archs for word in ("--arch", str(arch))]
         print_message(f"  $ preheat bake kernels.toml {' '.join(words)} -o kernels.heat")
@@ -270,7 +276,7 @@ class _Demo:
         _require(server["compiles"] == 0, "the sealed server.py compiled")
         known = [f"{path} was not used" for path in reach["compilers"]] or ["no compiler was found"]
         note = known[0]
-        if not _emulated(self.facts):
+        if not _emulate(self.facts):
             cold = duration(self.facts["cold_ready"])
             note = f"ready in {duration(server['ready'])}, cold in {cold}; {note}"
         yield Row("sealed", "server.py from the bundle alone, 0 compiled", seconds, note)
@@ -382,8 +388,6 @@ def _environment(place: Path) -> dict[str, str]:
 
 def bare_python(place: Path) -> str:
     """Create a Python environment without compilers, and return its interpreter."""
-    import venv
-
     venv.EnvBuilder(symlinks=True).create(place)
     (packages,) = place.glob("lib/python*/site-packages")
     for name in _NEEDED:

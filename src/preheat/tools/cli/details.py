@@ -67,7 +67,7 @@ def details(entry: Stored, *, all_headers: bool) -> Iterator[str]:
     """Yield the lines that describe an entry. Without `all_headers`, count those of the toolkit."""
     if isinstance(entry, ForeignEntry):
         return _foreign(entry)
-    return _described(entry, all_headers=all_headers)
+    return _describe(entry, all_headers=all_headers)
 
 
 def _foreign(entry: ForeignEntry) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _foreign(entry: ForeignEntry) -> Iterator[str]:
         yield from (f"  {line}" for line in columns(sorted(entry.properties.items())))
 
 
-def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
+def _describe(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
     made = artifact.provenance
     yield from columns(
         [

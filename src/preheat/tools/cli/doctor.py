@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -27,6 +28,7 @@ from preheat.model.config import VARIABLES, Config, SealMode, environ
 from preheat.model.events import Events
 from preheat.model.program import Program
 from preheat.native.build import BUILD_AGAIN
+from preheat.process.lazy import LazyModule
 from preheat.process.progress import progress
 from preheat.store.filesystem import filesystem_of
 from preheat.store.remote.url import name_of
@@ -43,6 +45,13 @@ from preheat.tools.cli.output import (
     print_message,
     size,
 )
+
+if TYPE_CHECKING:
+    from preheat.device.cuda import device as cuda_device
+    from preheat.tools.cli import remotes
+else:
+    cuda_device = LazyModule("preheat.device.cuda.device")
+    remotes = LazyModule("preheat.tools.cli.remotes")
 
 __all__ = ["command"]
 
@@ -127,9 +136,7 @@ def _findings() -> Iterator[Finding]:
     if config is not None:
         yield from _directories(config)
         if config.remote:
-            from preheat.tools.cli.remotes import remote_findings
-
-            yield from remote_findings(config)
+            yield from remotes.remote_findings(config)
     yield from _settings()
 
 
@@ -305,17 +312,15 @@ def _bundles(config: Config) -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    from preheat.device.cuda.device import driver_version, visible
-
     try:
-        gpus = visible()
+        gpus = cuda_device.visible()
     except DeviceError as error:
         yield Finding("GPU", "warn", str(error).partition("\n")[0], _EMULATOR)
         return
     if not gpus:
         fix = f"check CUDA_VISIBLE_DEVICES; {_EMULATOR}"
         yield Finding("GPU", "warn", "there is a driver, but no GPU", fix)
-    yield Finding("driver", "ok", f"CUDA {driver_version()}")
+    yield Finding("driver", "ok", f"CUDA {cuda_device.driver_version()}")
     for gpu in gpus:
         yield Finding(gpu.name, "ok", f"{gpu.model}, {gpu.arch}")
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,7 @@ from preheat.model import ptx
 from preheat.model.arch import Arch
 from preheat.model.config import environ
 from preheat.process.files import read_whole
+from preheat.process.lazy import LazyModule
 from preheat.store.publish import publish, unwritable_reason
 from preheat.tools.cli.child import CannotRunError, run_command
 from preheat.tools.cli.output import (
@@ -28,6 +30,11 @@ from preheat.tools.cli.output import (
     print_line,
     print_message,
 )
+
+if TYPE_CHECKING:
+    from preheat.emulator import coverage
+else:
+    coverage = LazyModule("preheat.emulator.coverage")
 
 __all__ = ["command"]
 
@@ -65,7 +72,7 @@ _STDERR = 2
 @click.option(
     "--schedule",
     metavar="SEED",
-    callback=lambda _, __, text: _checked_seed(text),
+    callback=lambda _, __, text: _check_seed(text),
     help="Seed of the order in which streams execute: each one is another order that CUDA allows. "
     "With 'off', work is executed at once. Default: 0.",
 )
@@ -117,7 +124,7 @@ def command(
     )
 
 
-def _checked_seed(text: str | None) -> str | None:
+def _check_seed(text: str | None) -> str | None:
     """Return a seed; raise a usage error if it is none."""
     if text is not None and not is_seed(text):
         raise click.BadParameter(f"{text!r} is neither a whole number nor 'off'")
@@ -166,10 +173,9 @@ def _print(report: RunReport, status: int, target: Path | None, as_json: bool) -
 
 def _list_coverage(file: Path, as_json: bool) -> int:
     """List the instructions of a PTX file, and return whether one is not supported."""
-    from preheat.emulator.coverage import coverage
 
     try:
-        forms = coverage(ptx.parse(read_whole(file).decode()))
+        forms = coverage.coverage(ptx.parse(read_whole(file).decode()))
     except ptx.SyntaxFault as bad:
         hint = (
             f"compile it first: preheat compile {file} --arch sm_90 -o DIR"

@@ -6,13 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from preheat.ahead.manifest import Unrecorded
 from preheat.model.config import environ
 from preheat.process.messages import count, printable
+
+if TYPE_CHECKING:
+    from preheat.ahead.manifest import Unrecorded
 
 __all__ = [
     "attempt",
@@ -68,7 +70,7 @@ def attempt(show: Callable[..., None], *values: Any) -> bool:
     """Print by one of the functions above. Return False where that is not possible any more.
 
     Nobody may read the output, or the disk may be full. What follows on that stream is then dropped, so
-    that the exit status is not that of a failed write.
+    that the exit status does not tell of a failed write.
     """
     try:
         show(*values)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,12 @@ from preheat.model import ptx
 from preheat.model.arch import Arch
 from preheat.model.linked_program import BINARY_SUFFIXES, BinaryPart, LinkedProgram
 from preheat.model.program import Program
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.device.cuda import device as cuda_device
+else:
+    cuda_device = LazyModule("preheat.device.cuda.device")
 
 __all__ = [
     "LinkOptions",
@@ -107,11 +113,9 @@ def targets(program: Program, given: Iterable[str]) -> list[Arch]:
 
 def _own_gpu(label: str) -> Arch:
     """Return the architecture of the first GPU. Raises `InputError` when there is none."""
-    from preheat.device.cuda.device import visible
-
     hint = "add --arch, such as --arch sm_90"
     try:
-        gpus = visible()
+        gpus = cuda_device.visible()
     except DeviceError as error:
         why = str(error).partition("\n")[0]
         if why.startswith("no GPU"):

@@ -45,7 +45,7 @@ def remote_findings(config: Config) -> Iterator[Finding]:
         return
     for remote, alone in stores:
         try:
-            with _opened(remote, alone) as (engine, tier):
+            with _open(remote, alone) as (engine, tier):
                 tier.keys()
                 yield _finding(remote, tier, probe(engine, write=tier.writable), config)
         except _UnusableError as error:
@@ -91,7 +91,7 @@ class _UnusableError(PreheatError):
 
 
 @contextmanager
-def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteStore]]:
+def _open(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteStore]]:
     """Open a shared store; `_UnusableError` when it cannot be, or fails in the block."""
     refused: list[str] = []
     events = Events()
@@ -144,7 +144,7 @@ def verify_remotes(config: Config, *, as_json: bool) -> int:
     unusable: list[_UnusableError] = []
     for remote, alone in _stores(config):
         try:
-            reports[remote.name] = _verified(remote, alone)
+            reports[remote.name] = _verify(remote, alone)
         except _UnusableError as error:
             unusable.append(error)
     if as_json and reports:
@@ -159,8 +159,8 @@ def verify_remotes(config: Config, *, as_json: bool) -> int:
     return 1 if any(not each.ok for found in reports.values() for each in found) else 0
 
 
-def _verified(remote: Remote, alone: Config) -> list[Verified]:
-    with _opened(remote, for_command(alone)) as (_, tier):
+def _verify(remote: Remote, alone: Config) -> list[Verified]:
+    with _open(remote, for_command(alone)) as (_, tier):
         server = tier.server
         names = server.call("names", list_objects)
         found = []

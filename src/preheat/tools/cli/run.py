@@ -177,7 +177,7 @@ def _run_checked(
         _remove_old(verdict)
     config = Config.from_env(env)
     if manifest is not None:
-        archs = _checked_archs(archs, config, env)
+        archs = _choose_archs(archs, config, env)
         bundles = config.bundles
         if run_check(manifest, archs, bundles, as_json=False, coverage=coverage, config=config):
             print_error("the command was not started, because programs of the manifest are missing")
@@ -189,7 +189,7 @@ def _run_checked(
         return error.status
 
 
-def _checked_archs(given: tuple[str, ...], config: Config, env: Mapping[str, str]) -> tuple[str, ...]:
+def _choose_archs(given: tuple[str, ...], config: Config, env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the given architectures, or those of the GPUs that the command sees, if it uses any."""
     gpus = [] if (config.device or "").startswith("emulator") else gpu_archs(env)
     if not given:

@@ -70,7 +70,7 @@ def run_settings(
     if not env.get(VARIABLE):
         yield Setting(VARIABLE, "auto", "every library that has an adapter uses the cache of preheat")
     if bundles:
-        yield Setting("PREHEAT_BUNDLE", _joined(bundles), "these bundles are searched before the cache")
+        yield Setting("PREHEAT_BUNDLE", _join(bundles), "these bundles are searched before the cache")
     if empty_cache is not None:
         yield from _only_cache(env, empty_cache)
     if sealed is not None:
@@ -96,7 +96,7 @@ def _only_cache(env: Mapping[str, str], directory: Path) -> Iterator[Setting]:
             yield Setting(name, "", "no other cache is searched")
 
 
-def _joined(bundles: Sequence[Path]) -> str:
+def _join(bundles: Sequence[Path]) -> str:
     for path in bundles:
         if os.pathsep in str(split_pin(path)[0]):
             raise InputError(f"{path} has {os.pathsep!r} in its name", hint="rename the bundle")

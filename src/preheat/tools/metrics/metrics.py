@@ -30,7 +30,7 @@ _UNITS = {"": "", "s": "_seconds", "By": "_bytes"}
 class Metric(NamedTuple):
     """One metric. With `labels`, `counter` is the first part of the names of several counters.
 
-    `unit` is that of OpenTelemetry: `s`, `By`, or empty for a number of things.
+    `unit` is OpenTelemetry's: `s`, `By`, or empty for a number of things.
     """
 
     name: str
@@ -89,7 +89,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("preheat.waiting", "seconds_waiting", "Time of these waits.", "s"),
     Metric("preheat.kernels", "resolve", "Kernels of loaded programs that were first asked for."),
     Metric("preheat.loads", "load", "Programs that were loaded on a device."),
-    Metric("preheat.device.lost", "lost", "Devices that can no longer be used."),
+    Metric("preheat.devices.lost", "lost", "Devices that can no longer be used."),
     Metric("preheat.graphs", "graph", "Graphs that were captured, evicted or quarantined."),
     Metric("preheat.replays.sampled", "replay", "Replays of graphs that were timed."),
     Metric("preheat.slow_paths", "slow_path", "Shipped kernels that take a slower path."),
@@ -160,18 +160,18 @@ def exposition(families: Iterable[Family]) -> str:
 
 
 def _lines(family: Family) -> Iterator[str]:
-    yield f"# HELP {family.name} {_escaped(family.help)}"
+    yield f"# HELP {family.name} {_escape(family.help)}"
     yield f"# TYPE {family.name} {family.type}"
     for sample in family.samples:
         yield f"{family.name}{_labels(sample)} {_number(sample.value)}"
 
 
 def _labels(sample: Sample) -> str:
-    quoted = (f'{name}="{_escaped(value, quote=True)}"' for name, value in sample.labels)
+    quoted = (f'{name}="{_escape(value, quote=True)}"' for name, value in sample.labels)
     return f"{{{','.join(quoted)}}}" if sample.labels else ""
 
 
-def _escaped(text: str, *, quote: bool = False) -> str:
+def _escape(text: str, *, quote: bool = False) -> str:
     """Escape what would end a line or a quoted value. Bytes that are no text become `?`."""
     text = text.encode(errors="replace").decode()
     text = text.replace("\\", r"\\").replace("\n", r"\n")

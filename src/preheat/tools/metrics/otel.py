@@ -67,7 +67,8 @@ def report(events: Events) -> None:
 
 
 def _observe(metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    from opentelemetry.metrics import Observation
+    with no_fork:
+        from opentelemetry.metrics import Observation
 
     def observations(_: CallbackOptions) -> Iterable[Observation]:
         samples = measured(process_counters.stats())[metric]
@@ -78,7 +79,8 @@ def _observe(metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation
 
 def _span_sink(tracer: Tracer) -> Callable[[str, Mapping[str, Any]], None]:
     """Return a sink that makes a span of each compile, which has just ended."""
-    from opentelemetry.trace import StatusCode
+    with no_fork:
+        from opentelemetry.trace import StatusCode
 
     def sink(name: str, fields: Mapping[str, Any]) -> None:
         end = time.time_ns()
@@ -86,9 +88,9 @@ def _span_sink(tracer: Tracer) -> Callable[[str, Mapping[str, Any]], None]:
             "preheat compile",
             start_time=end - int(fields["seconds"] * 1e9),
             attributes={
-                "preheat.model.program": fields["program"],
-                "preheat.model.arch": fields["arch"],
-                "preheat.model.key": fields["key"],
+                "preheat.program": fields["program"],
+                "preheat.arch": fields["arch"],
+                "preheat.key": fields["key"],
             },
         )
         if name == "reject":

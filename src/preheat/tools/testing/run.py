@@ -9,17 +9,25 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from preheat.process.lazy import LazyModule
+
 TYPE_CHECKING = False  # Type checkers assume True.
 if TYPE_CHECKING:
-    from preheat.errors import PreheatError
+    from preheat import errors
+    from preheat import gpu as gpus
     from preheat.gpu import Gpu
+    from preheat.model import events
+else:
+    errors = LazyModule("preheat.errors")
+    events = LazyModule("preheat.model.events")
+    gpus = LazyModule("preheat.gpu")
 
 __all__ = ["ALL", "AUTO", "DRIVER", "KINDS", "SCHEDULES", "Run", "Target"]
 
 #: The kinds of devices, and the marker of tests that run on only one kind.
 KINDS = {"emulator": "preheat_emulator", "cuda": "preheat_gpu"}
 AUTO = "auto"  # a GPU if there is one, and otherwise the emulator
-#: The options of runs on the CPU driver, which `pytest_driver.py` has.
+#: The options of runs on the CPU driver, which `driver.py` has.
 DRIVER = "--preheat-driver"
 SCHEDULES = "--preheat-schedules"
 
@@ -69,13 +77,11 @@ class Run:
         if self._counts:
             return
         self._counts = True
-        from preheat.model.events import process_counters
-
-        earlier = process_counters.stats()
+        earlier = events.process_counters.stats()
         hits = (amount for name, amount in earlier.items() if name.startswith("hits."))
         self.found_earlier += int(sum(hits) - earlier.get("hits.memory", 0))
         self.compiled_earlier += int(earlier.get("compiles", 0))
-        process_counters.subscribe(self._count, "hit", "compile")
+        events.process_counters.subscribe(self._count, "hit", "compile")
 
     def _count(self, event: str, fields: Mapping[str, Any]) -> None:
         (self.compiled if event == "compile" else self.found).add(fields["key"])
@@ -109,26 +115,22 @@ class Run:
 
     # The end of a test
 
-    def finish_work(self) -> PreheatError | None:
+    def finish_work(self) -> errors.PreheatError | None:
         """Wait for the work of the devices; return an error of a kernel that was not raised yet."""
         first = None
         if self.open:
-            from preheat.errors import PreheatError
-
             for gpu in self.open:
                 try:
                     if gpu._context.lost is None:
                         gpu.synchronize()
-                except PreheatError as error:
+                except errors.PreheatError as error:
                     first = first or error
         return first
 
     def recover(self) -> None:
         """Make every open emulator usable again after a fault."""
         if self.used:
-            from preheat.gpu import open_devices
-
-            for gpu in {id(gpu): gpu for gpu in (*open_devices(), *self.open)}.values():
+            for gpu in {id(gpu): gpu for gpu in (*gpus.open_devices(), *self.open)}.values():
                 _recover(gpu)
 
 
