@@ -21,7 +21,7 @@ from preheat.native.build import is_stale
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "preheat"
-EXTENSION = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+EXTENSION = f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
 AUDIT_LIBRARY = "libpreheat_audit.so"
 DRIVER_LIBRARY = "libcuda.so.1"
 BUILT_FROM = ("native/core.c", "native/build.py", "native/mark.c")

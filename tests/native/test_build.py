@@ -101,7 +101,7 @@ def test_a_core_that_was_built_from_another_source_is_not_used_and_a_warning_say
 
 @needs_core
 def test_a_core_without_a_hash_of_its_source_is_not_used(package: Path) -> None:
-    (extension,) = package.glob("_native.*.so")
+    (extension,) = package.glob("_core.*.so")
     content = extension.read_bytes()
     extension.unlink()
     extension.write_bytes(content.replace(b"\0SOURCES\0", b"\0VERSION\0"))

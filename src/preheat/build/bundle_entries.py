@@ -21,7 +21,7 @@ from preheat.model.config import SealMode
 from preheat.model.events import Events
 from preheat.model.foreign import ForeignEntry, foreign_kind
 from preheat.model.key import Part, include_parts
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 from preheat.process.locks import no_fork
 from preheat.toolchain.headers.states import HeaderState, Place, decode_states, encode_states
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
 
-from preheat.process.weak_values import WeakValues
 
 __all__ = [
     "DAMAGED_ENTRY",
@@ -44,7 +43,7 @@ __all__ = [
     "read_foreign",
 ]
 
-InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by digest
+InUse = Mapping[str, Artifact]  # artifacts by digest
 _NONE: InUse = MappingProxyType({})
 #: The beginning of the reason for an entry whose checksum is wrong.
 DAMAGED_ENTRY = "damaged: the entry in"

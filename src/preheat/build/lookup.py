@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.request import Request
@@ -17,7 +18,6 @@ from preheat.model import codec
 from preheat.model.artifact import Artifact
 from preheat.model.events import Events
 from preheat.model.key import Key
-from preheat.process.weak_values import WeakValues
 from preheat.store import Chain, DiskStore
 from preheat.toolchain.headers.evidence import Memo
 from preheat.toolchain.headers.states import (
@@ -92,7 +92,7 @@ class Lookup:
         # Lists of header states by the digest of the request, with the bytes they were decoded from.
         self._states: OrderedDict[str, tuple[bytes, _States]] = OrderedDict()
         # Artifacts that are referenced elsewhere. A hit on one of them does not decode its bytes again.
-        self.in_use: WeakValues[str, Artifact] = WeakValues()
+        self.in_use: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
 
     def find(
         self, request: Request, *, sealed: bool, verify: bool | None = None, local: bool = False

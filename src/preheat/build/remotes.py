@@ -20,7 +20,7 @@ from preheat.store.remote.url import Remote, parse_remotes
 from preheat.store.signing.keys import Keys
 from preheat.store.transient import retried
 from preheat.store.trust import distrust_reason
-from preheat.toolchain.headers.header_lists import HeaderLists
+from preheat.toolchain.headers.states import HeaderLists
 
 __all__ = ["TrustPolicy", "open_remotes", "patient", "remotes_of", "shared_chain", "trust_policy"]
 

@@ -15,7 +15,7 @@ from preheat.process.locks import no_fork
 from preheat.toolchain.sources import own_texts
 
 if TYPE_CHECKING:
-    from preheat.toolchain.lines import Lines
+    from preheat.model.lines import Lines
 
 __all__ = ["source_lines"]
 
@@ -29,7 +29,7 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
     artifact has its own key, and it is not recorded, because no manifest should list it.
     """
     with no_fork:
-        from preheat.toolchain.lines import Lines, has_lines  # needed only after a fault
+        from preheat.model.lines import Lines, has_lines  # needed only after a fault
 
     try:
         lined = artifact if has_lines(artifact.ptx) else _lined(builder, program, artifact.arch)

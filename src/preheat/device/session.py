@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from preheat.build.builder import Builder
 from preheat.build.reload import TrackedFiles
@@ -27,7 +28,6 @@ from preheat.errors import InvalidCodeError
 from preheat.model.artifact import EntryPoint, without_types
 from preheat.model.config import SealMode
 from preheat.model.program import Program
-from preheat.process.weak_values import WeakValues
 
 __all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
 
@@ -85,7 +85,7 @@ class Session:
             self.context.kernel_fill = KernelFill(self.context, load)
         self.modules: dict[object, LoadedObject[Module]] = {}
         self.kernels: dict[object, LoadedObject[Kernel]] = {}
-        self.loaded: WeakValues[str, Module] = WeakValues()
+        self.loaded: WeakValueDictionary[str, Module] = WeakValueDictionary()
         # Kernels that were requested with `wait=False` and have not been used yet, by request.
         self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[LoadedObject[Module]] = SingleFlight(builder.events)

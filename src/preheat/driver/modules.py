@@ -15,7 +15,7 @@ from preheat.driver.status import INVALID_HANDLE, INVALID_VALUE, NOT_FOUND
 from preheat.emulator.launch import Launch
 from preheat.emulator.module import EmulatorFunction, EmulatorModule
 from preheat.model.artifact import Artifact
-from preheat.toolchain.lines import lines_with_files
+from preheat.model.lines import lines_with_files
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

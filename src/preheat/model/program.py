@@ -18,7 +18,12 @@ from preheat.process.lazy import lazy
 from preheat.process.locks import no_fork
 from preheat.process.messages import printable
 
-__all__ = ["Program"]
+__all__ = ["HEADER_DIRECTORY", "SOURCE_DIRECTORY", "Program"]
+
+#: The directories of sources and of headers in debug information, which `toolchain/worker.py` gives
+#: to the compiler.
+SOURCE_DIRECTORY = "/preheat"
+HEADER_DIRECTORY = "/proc/self/cwd"
 
 NONE: tuple[()] = ()  # The default of list arguments. Python has only one empty tuple.
 _PTX_START = re.compile(r"\.\w")  # No C++ text starts with a dot.

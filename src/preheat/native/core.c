@@ -1321,7 +1321,7 @@ static int fill_module(PyObject* made) {
            PyModule_AddIntConstant(made, "MAX_SCALARS", MAX_SCALARS);
 }
 
-PyMODINIT_FUNC PyInit__native(void) {
+PyMODINIT_FUNC PyInit__core(void) {
     PyObject* made = PyModule_Create(&module);
     if (made && fill_module(made))
         Py_CLEAR(made);

@@ -7,16 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from preheat.model.artifact import Header
-from preheat.model.program import Program
+from preheat.model.program import HEADER_DIRECTORY, SOURCE_DIRECTORY, Program
 from preheat.process.locks import no_fork
 
-__all__ = ["HEADER_DIRECTORY", "SOURCE_DIRECTORY", "own_texts", "sources_of"]
+__all__ = ["own_texts", "sources_of"]
 
 _OPTIONS = {"-G", "--device-debug", "-lineinfo", "--generate-line-info"}
-
-#: The directories of sources and of headers in debug information. See `worker.py`.
-SOURCE_DIRECTORY = "/preheat"
-HEADER_DIRECTORY = "/proc/self/cwd"
 
 
 def sources_of(

@@ -9,7 +9,7 @@ import click
 
 from preheat.errors import BundleError
 from preheat.model.config import shown_url
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 
 __all__ = ["BUNDLE", "LocalFile"]
 

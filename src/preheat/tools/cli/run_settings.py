@@ -12,7 +12,7 @@ from preheat.ahead.manifest import Manifest
 from preheat.build.seal import SEALED_BY
 from preheat.errors import InputError
 from preheat.model.config import Config, SealMode
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 
 __all__ = ["Setting", "run_settings"]
 
