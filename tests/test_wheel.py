@@ -168,7 +168,7 @@ def test_a_wheel_with_the_native_core_is_for_one_python_and_platform(native_whee
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     assert native_wheel.name.split("-", 2)[2].startswith(f"{python}-{python}-linux_")
     assert {each.name for each in native_wheel.content.rglob("*.so")} == {EXTENSION, AUDIT_LIBRARY}
-    assert (native_wheel.content / "preheat" / EXTENSION).is_file()
+    assert (native_wheel.content / "preheat" / "native" / EXTENSION).is_file()
     assert (native_wheel.content / "preheat" / "audit" / AUDIT_LIBRARY).is_file()
     assert (native_wheel.content / "preheat" / "driver" / DRIVER_LIBRARY).is_file()
     for place, library in (("audit", AUDIT_LIBRARY), ("driver", DRIVER_LIBRARY)):
@@ -205,7 +205,7 @@ def test_the_launch_tests_pass_from_every_wheel(wheel: Wheel, tmp_path: Path) ->
     named = ("arguments_may_change", "geometry_may", "many_is_right", "without_parameters")
     chosen = " or ".join(named)
     shown = run_from(
-        wheel.content, tmp_path, code, f"{ROOT}/tests/runtime/test_launch.py", f"--rootdir={ROOT}",
+        wheel.content, tmp_path, code, f"{ROOT}/tests/device/test_launch.py", f"--rootdir={ROOT}",
         "-c", f"{ROOT}/pyproject.toml", "-k", f"({chosen}) and not cuda",
     )  # fmt: skip
     assert " passed" in shown
@@ -241,7 +241,7 @@ def load_builder(root: Path) -> ModuleType:
 def copy_sources(root: Path) -> Path:
     """Copy what the builder needs, and return the directory of the package."""
     package = root / "src" / "preheat"
-    package.mkdir(parents=True)
+    (package / "native").mkdir(parents=True)
     for name in ("hatch_build.py", *(f"src/preheat/{name}" for name in BUILT_FROM)):
         shutil.copy(ROOT / name, root / name)
     for sources in ("audit/native", "driver/native"):
@@ -268,7 +268,7 @@ def test_an_editable_installation_builds_into_the_source_tree(
     build_data = {"force_include": {}, "pure_python": True}
     hook.initialize("editable", build_data)
     assert build_data == {"force_include": {}, "pure_python": True}
-    assert (package / EXTENSION).is_file() == (compiler != "false")
+    assert (package / "native" / EXTENSION).is_file() == (compiler != "false")
     assert (package / "audit" / AUDIT_LIBRARY).is_file() == (compiler != "false")
     assert (package / "driver" / DRIVER_LIBRARY).is_file() == (compiler != "false")
 
@@ -334,9 +334,9 @@ def test_the_builder_needs_no_build_backend(tmp_path: Path) -> None:
     package = copy_sources(tmp_path)
     command = [sys.executable, "-I", "-S", str(tmp_path / "hatch_build.py")]  # without site-packages
     assert subprocess.run(command, env={**os.environ, "CFLAGS": "-Werror"}).returncode == 0
-    assert (package / EXTENSION).is_file()
+    assert (package / "native" / EXTENSION).is_file()
     assert (package / "audit" / AUDIT_LIBRARY).is_file()
     failed = subprocess.run(command, env={**os.environ, "CC": "false"}, stderr=subprocess.DEVNULL)
     assert failed.returncode == 1
-    assert not (package / EXTENSION).exists()
+    assert not (package / "native" / EXTENSION).exists()
     assert not (package / "audit" / AUDIT_LIBRARY).exists()

@@ -14,7 +14,7 @@ from preheat import native
 from preheat.audit.library import LIBRARY as AUDIT
 from preheat.native.build import BUILD_AGAIN, hash_of, is_stale, sources_in
 
-PACKAGE = Path(native.__file__).parent
+PACKAGE = Path(native.__file__).parents[1]
 DRIVER = PACKAGE / "driver" / "libcuda.so.1"
 WARNING = f"preheat does not use its native core, because {native.STALE}: {BUILD_AGAIN}\n"
 
@@ -47,7 +47,7 @@ def package(tmp_path: Path) -> Path:
     copy.mkdir(parents=True)
     leave_out = shutil.ignore_patterns("__pycache__")
     for place in PACKAGE.iterdir():
-        if place.name in ("audit", "driver"):
+        if place.name in ("audit", "driver", "native"):
             shutil.copytree(place, copy / place.name, ignore=leave_out, copy_function=os.symlink)
         elif place.name != "__pycache__":
             (copy / place.name).symlink_to(place)
@@ -96,18 +96,18 @@ def test_a_core_that_was_built_from_another_source_is_not_used_and_a_warning_say
     package: Path, old: str, new: str
 ) -> None:
     change(package / "native" / "core.c", old, new)
-    assert launches(package) == ("[5, 5, 5, 5] builtins", WARNING)
+    assert launches(package) == ("[5, 5, 5, 5] preheat.device.launch", WARNING)
 
 
 @needs_core
 def test_a_core_without_a_hash_of_its_source_is_not_used(package: Path) -> None:
-    (extension,) = package.glob("_core.*.so")
+    (extension,) = (package / "native").glob("_core.*.so")
     content = extension.read_bytes()
     extension.unlink()
     extension.write_bytes(content.replace(b"\0SOURCES\0", b"\0VERSION\0"))
     assert b"\0SOURCES\0" in content
     shown, messages = launches(package)
-    assert (shown, messages) == ("[5, 5, 5, 5] builtins", WARNING)
+    assert (shown, messages) == ("[5, 5, 5, 5] preheat.device.launch", WARNING)
 
 
 @needs_core
@@ -121,7 +121,7 @@ def test_a_core_is_used_with_its_source_and_without_any(package: Path) -> None:
 @needs_core
 def test_a_core_that_is_switched_off_is_not_compared(package: Path) -> None:
     change(package / "native" / "core.c", "return 0;", "return 1;")
-    assert launches(package, PREHEAT_NATIVE="0") == ("[5, 5, 5, 5] builtins", "")
+    assert launches(package, PREHEAT_NATIVE="0") == ("[5, 5, 5, 5] preheat.device.launch", "")
 
 
 # The other libraries

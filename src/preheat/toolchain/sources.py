@@ -5,10 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from preheat.model.artifact import Header
 from preheat.model.program import HEADER_DIRECTORY, SOURCE_DIRECTORY, Program
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.model import linked_program
+else:
+    linked_program = LazyModule("preheat.model.linked_program")  # Most processes link nothing.
 
 __all__ = ["own_texts", "sources_of"]
 
@@ -57,10 +63,7 @@ def _sources_of_parts(
 
 def _parts(program: Program) -> Mapping[int, Program]:
     """Return the CUDA C++ parts of a linked program by their index."""
-    with no_fork:
-        from preheat.model.linked_program import LinkedProgram  # Most processes link nothing.
-
-    return program.sources if isinstance(program, LinkedProgram) else {}
+    return program.sources if isinstance(program, linked_program.LinkedProgram) else {}
 
 
 def own_texts(program: Program) -> dict[str, str]:
