@@ -87,6 +87,8 @@ class Program:
     spellings: tuple[tuple[str, str], ...] = ()  # (directory, spelling), completed from `path`
     #: The rows that a key has after those of the fields above. Programs that are linked have some.
     part_rows: ClassVar[tuple[tuple[str, bytes], ...]] = ()
+    #: The options by which NVRTC makes code that still has to be linked, for a part of a link.
+    form_options: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(

@@ -21,7 +21,6 @@ from preheat.errors import (
 from preheat.model import ptx
 from preheat.model.arch import Arch, mismatch
 from preheat.model.artifact import EntryPoint
-from preheat.model.linked_program import RelocatableProgram
 from preheat.model.program import Program
 from preheat.toolchain import frames, lint, report, signature
 from preheat.toolchain.advice import advice, advice_about_path
@@ -135,7 +134,7 @@ def _request(
         "library": library,
         "label": program.label,
         "arch": str(arch),
-        "options": [*_form_options(program), *program.options],
+        "options": [*program.form_options, *program.options],
         "names": [*program.names, *probes.values()],
         "roots": roots,
         "trace": True,
@@ -144,13 +143,6 @@ def _request(
     blocks = {"source": source.encode()}
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
     return message, blocks
-
-
-def _form_options(program: Program) -> tuple[str, ...]:
-    """Return the option that makes code for a linker, for a part of a link."""
-    if not isinstance(program, RelocatableProgram):
-        return ()
-    return ("-dlto",) if program.lto else ("-rdc=true",)
 
 
 def _interpret(
@@ -164,7 +156,7 @@ def _interpret(
     """Return what a reply says about a compile with these probes."""
     reply, made = frame
     log = accepted(reply, program, arch, roots)
-    if isinstance(program, RelocatableProgram):  # The link interprets its probes, which are names here.
+    if program.form_options:  # The link interprets its probes, which are names here.
         return _compiled(program, reply, made, log, entries=(), names=reply["lowered"])
     require_loadable(program, made["cubin"])
     demangled, lowered = reply["demangled"], reply["lowered"]
