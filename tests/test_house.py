@@ -339,13 +339,15 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
 IN_THREADS = {
-    *("store", "build", "device", "emulator", "driver", "graph", "gpu", "ahead", "kernels", "lora"),
-    *("audit", "tools"),
+    *("process", "errors", "model", "native", "store", "toolchain", "build", "device", "emulator"),
+    *("driver", "graph", "gpu", "ahead", "kernels", "lora", "audit", "tools"),
 }
+#: This process of a compiler has no such threads.
+WORKER = SOURCE / "toolchain" / "worker.py"
 
 
 @pytest.mark.parametrize("name", sorted(IN_THREADS))
 def test_no_fork_happens_during_an_import_in_a_thread(name: str) -> None:
     """A child that is forked at that moment would wait for the lock of the import for ever."""
     for file in files_of(name):
-        assert list(unguarded_imports(module_of(file))) == [], file
+        assert file == WORKER or list(unguarded_imports(module_of(file))) == [], file

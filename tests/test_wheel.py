@@ -241,7 +241,7 @@ def load_builder(root: Path) -> ModuleType:
 def copy_sources(root: Path) -> Path:
     """Copy what the builder needs, and return the directory of the package."""
     package = root / "src" / "preheat"
-    package.mkdir(parents=True)
+    (package / "native").mkdir(parents=True)
     for name in ("hatch_build.py", *(f"src/preheat/{name}" for name in BUILT_FROM)):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)

@@ -14,11 +14,11 @@ from preheat.toolchain.locate import Located
 def with_nvrtc_for(monkeypatch: pytest.MonkeyPatch, *archs: int) -> None:
     """Let NVRTC support these architectures."""
     located = Located({}, {}, {}, archs)
-    monkeypatch.setattr("preheat.toolchain.Toolchain.located", property(lambda _: located))
+    monkeypatch.setattr("preheat.toolchain.compiler.Toolchain.located", property(lambda _: located))
 
 
 def test_listed_architectures_are_known_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preheat.toolchain.Toolchain.located", None)
+    monkeypatch.setattr("preheat.toolchain.compiler.Toolchain.located", None)
     require_known(LISTED_ARCHS)
     require_known([Arch.parse("sm_90a"), Arch.parse("sm_100f")])
 

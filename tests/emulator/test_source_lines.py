@@ -24,8 +24,8 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.model import ptx
+from preheat.model.lines import Lines, has_lines
 from preheat.model.program import Program
-from preheat.toolchain.lines import Lines, has_lines
 
 SOURCE = """\
 #include "deep.cuh"

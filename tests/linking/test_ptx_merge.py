@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from preheat.build.builder import Builder
 from preheat.model import ptx
 from preheat.model.arch import Arch
+from preheat.model.lines import Lines
 from preheat.model.program import Program
-from preheat.toolchain.lines import Lines
 from preheat.toolchain.ptx_merge import PtxPart, definitions, merge
 
 HEAD = ".version {}\n.target {}\n.address_size 64\n"

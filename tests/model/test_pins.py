@@ -8,7 +8,7 @@ import pytest
 
 from preheat.errors import BundleError, ConfigError
 from preheat.model.config import Config
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 
 PIN, OTHER = "0123456789abcdef" * 4, "f" * 64
 

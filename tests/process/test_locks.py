@@ -341,7 +341,7 @@ def test_no_garbage_is_collected_while_the_stack_of_another_thread_is_read() -> 
 def test_collections_go_on_in_a_child_that_is_forked_while_a_stack_is_read() -> None:
     code = (
         "import gc, os, threading\n"
-        "from preheat import locks\n"
+        "from preheat.process import locks\n"
         "paused, end = threading.Event(), threading.Event()\n"
         "def read():\n"
         "    locks._pause_collections(); paused.set(); end.wait(60); locks._resume_collections()\n"

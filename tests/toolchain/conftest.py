@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from preheat.model.events import Events
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 from tests.processes import TIMEOUT_SECONDS
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from preheat.errors import CompileError, Diagnostic
 from preheat.gpu import Gpu
-from preheat.toolchain import Toolchain
 from preheat.toolchain.advice import ADVICE, advice, advice_about_path
+from preheat.toolchain.compiler import Toolchain
 
 
 def missing(name: str, *roots: Path) -> str | None:

@@ -8,7 +8,7 @@ from preheat.errors import CompileError, InputError, TargetError
 from preheat.model import ptx
 from preheat.model.arch import Arch
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.translate import assembler_target
 from tests.conftest import SAXPY
 from tests.toolchain import support

@@ -11,7 +11,8 @@ from preheat.errors import CompileError, InputError, ToolchainError
 from preheat.model.arch import Arch
 from preheat.model.events import Events
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain, frames, nvrtc
+from preheat.toolchain import frames, nvrtc
+from preheat.toolchain.compiler import Toolchain
 from tests.conftest import SAXPY
 from tests.processes import TIMEOUT_SECONDS
 

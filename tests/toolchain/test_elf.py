@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from preheat.toolchain import Toolchain
 from preheat.toolchain.binaries.elf import build_id
+from preheat.toolchain.compiler import Toolchain
 
 
 def note(name: bytes, kind: int, payload: bytes) -> bytes:

@@ -17,7 +17,7 @@ from preheat.model.artifact import Artifact, Header
 from preheat.model.config import Config
 from preheat.model.events import Events
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.headers.absent_names import Untrackable
 from preheat.toolchain.headers.evidence import FileHasher, Memo
 from preheat.toolchain.headers.observe import Unexpected, observe

@@ -7,7 +7,8 @@ import pytest
 from preheat.errors import PtxError
 from preheat.model.arch import Arch
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain, lint
+from preheat.toolchain import lint
+from preheat.toolchain.compiler import Toolchain
 
 GOOD = """\
 .version 8.0

@@ -16,8 +16,9 @@ from preheat.model import codec
 from preheat.model.arch import Arch
 from preheat.model.events import Events
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain, frames
+from preheat.toolchain import frames
 from preheat.toolchain.binaries.elf import build_id
+from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.headers.states import TOOLKIT
 from preheat.toolchain.locate import SEARCH_VARIABLES, Library, Located
 from tests import processes

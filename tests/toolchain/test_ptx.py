@@ -12,7 +12,8 @@ from preheat.errors import PtxError
 from preheat.model import ptx
 from preheat.model.arch import Arch
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain, lint
+from preheat.toolchain import lint
+from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.translate import Compiled
 from tests.toolchain import support
 

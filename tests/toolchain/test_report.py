@@ -10,7 +10,8 @@ from preheat.errors import CompileError
 from preheat.model.arch import Arch
 from preheat.model.artifact import Resources
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain, report
+from preheat.toolchain import report
+from preheat.toolchain.compiler import Toolchain
 
 SM_80, SM_90 = Arch.parse("sm_80"), Arch.parse("sm_90")
 ANY = Program.of("//", label="k.cu")

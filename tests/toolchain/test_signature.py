@@ -13,7 +13,8 @@ from preheat.model.arch import Arch
 from preheat.model.artifact import EntryPoint
 from preheat.model.events import Events
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain, signature
+from preheat.toolchain import signature
+from preheat.toolchain.compiler import Toolchain
 from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS
 

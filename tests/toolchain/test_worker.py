@@ -26,7 +26,8 @@ from preheat.errors import (
 from preheat.model.arch import Arch
 from preheat.model.events import Events
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain, process, scratch
+from preheat.toolchain import process, scratch
+from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.translate import Compiled
 from tests import processes
 from tests.conftest import SAXPY, Recorder
@@ -444,7 +445,7 @@ import signal, sys
 from preheat.model.arch import Arch
 from preheat.model.events import Events
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 
 toolchain = Toolchain(Events(), timeout=3000.0)
 toolchain.located

@@ -26,7 +26,7 @@ from preheat.store.bundle import write
 from preheat.store.filesystem import Mount
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.locate import Located
 from preheat.tools.cli import doctor
 from preheat.tools.cli.output import columns, count, duration, print_error, size

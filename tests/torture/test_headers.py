@@ -20,7 +20,7 @@ from preheat.errors import PreheatError
 from preheat.model.artifact import Artifact
 from preheat.model.config import Config
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 
 KERNEL = 'extern "C" __global__ void k(int* x) { *x = V; }\n'
 OLD, NEW = "#define V 111\n", "#define V 222\n"

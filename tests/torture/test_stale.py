@@ -20,7 +20,7 @@ from preheat.errors import InputError
 from preheat.model.arch import Arch
 from preheat.model.config import Config
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 from tests.torture.conftest import Campaign
 from tests.torture.test_headers import KERNEL, NEW, OLD, value
 

@@ -16,7 +16,8 @@ from preheat.model.arch import Arch
 from preheat.model.events import Events
 from preheat.model.linked_program import RelocatableProgram
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain, scratch
+from preheat.toolchain import scratch
+from preheat.toolchain.compiler import Toolchain
 from tests import processes
 from tests.processes import TIMEOUT_SECONDS
 from tests.toolchain import support
@@ -30,7 +31,7 @@ import sys, threading
 from preheat.model.arch import Arch
 from preheat.model.events import Events
 from preheat.model.program import Program
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 
 toolchain = Toolchain(Events(), timeout=3000.0)
 toolchain.located

@@ -19,7 +19,7 @@ from preheat.model.artifact import Artifact
 from preheat.model.config import Config
 from preheat.model.events import Events, logged_events
 from preheat.model.foreign import ForeignEntry, foreign_kind, is_foreign
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 from preheat.process.progress import progress
 from preheat.store import DiskStore, LayerStore, Store
 from preheat.store.bundle import Bundle, write
@@ -27,8 +27,7 @@ from preheat.store.copy import Copier, CopyResult
 from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.url import parse_remote, require_writable_kind
 from preheat.store.trust import unusable_reason
-from preheat.toolchain.headers.header_lists import HeaderLists
-from preheat.toolchain.headers.states import decode_states
+from preheat.toolchain.headers.states import HeaderLists, decode_states
 
 __all__ = [
     "BundleStore",

@@ -13,7 +13,7 @@ from typing import Any
 from preheat._version import __version__
 from preheat.audit.report import Report
 from preheat.model.config import Config
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 
 __all__ = ["BundleFile", "describe_bundles", "make_verdict"]
 

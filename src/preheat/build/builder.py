@@ -258,7 +258,7 @@ class Builder:
         if build is None:
             assert other is not None
             return other
-        self._stored.in_use.pop(invalid.digest)
+        self._stored.in_use.pop(invalid.digest, None)
         self.cache.remove(invalid.digest)
         return build.make(None).artifact
 

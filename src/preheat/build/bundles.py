@@ -21,10 +21,9 @@ from preheat.model.config import SealMode
 from preheat.model.events import Events
 from preheat.model.foreign import ForeignEntry, foreign_kind
 from preheat.model.key import Part, include_parts
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 from preheat.process.callsite import shown_path
 from preheat.process.lazy import LazyModule
-from preheat.process.weak_values import WeakValues
 from preheat.toolchain.headers.states import HeaderState, Place, decode_states, encode_states
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ __all__ = [
     "runs",
 ]
 
-InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by digest
+InUse = Mapping[str, Artifact]  # artifacts by digest
 _NONE: InUse = MappingProxyType({})
 #: The beginning of the reason for an entry whose checksum is wrong.
 DAMAGED_ENTRY = "damaged: the entry in"

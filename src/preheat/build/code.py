@@ -20,13 +20,13 @@ from preheat.process.lazy import LazyModule
 from preheat.toolchain.sources import own_texts
 
 if TYPE_CHECKING:
-    from preheat.model import linked_program
-    from preheat.toolchain import lines, lint
+    from preheat.model import lines, linked_program
+    from preheat.model.lines import Lines
+    from preheat.toolchain import lint
     from preheat.toolchain.binaries import cubin as cubins
-    from preheat.toolchain.lines import Lines
 else:
     linked_program = LazyModule("preheat.model.linked_program")
-    lines = LazyModule("preheat.toolchain.lines")  # Only a fault needs it.
+    lines = LazyModule("preheat.model.lines")  # Only a fault needs it.
     lint = LazyModule("preheat.toolchain.lint")
     cubins = LazyModule("preheat.toolchain.binaries.cubin")  # Few programs have compiled code.
 

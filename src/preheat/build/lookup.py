@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 from preheat.build.bundles import BundleEntry, MountedBundles
 from preheat.build.request import Request
@@ -18,7 +19,6 @@ from preheat.model.events import Events
 from preheat.model.key import Key
 from preheat.process.callsite import caller
 from preheat.process.lazy import LazyModule, lazy
-from preheat.process.weak_values import WeakValues
 from preheat.store import Chain, DiskStore
 from preheat.toolchain.headers.evidence import Memo
 from preheat.toolchain.headers.states import (
@@ -99,7 +99,7 @@ class Lookup:
         # Lists of header states by the digest of the request, with the bytes they were decoded from.
         self._states: OrderedDict[str, tuple[bytes, _States]] = OrderedDict()
         # Artifacts that are referenced elsewhere. A hit on one of them does not decode its bytes again.
-        self.in_use: WeakValues[str, Artifact] = WeakValues()
+        self.in_use: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
 
     def find(
         self, request: Request, *, sealed: bool, verify: bool | None = None, local: bool = False

@@ -14,9 +14,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from preheat.build.compile_lock import Attempt, WouldWait, parallel_compiles
 from preheat.process.callsite import acting_for, call_site
-from preheat.process.gil_limiter import GilLimiter
 from preheat.process.locks import Lock
-from preheat.toolchain.cancel import Cancellation, Cancelled
+from preheat.process.threads import Cancellation, Cancelled, GilLimiter
 
 __all__ = ["Runner", "Task", "run_all"]
 

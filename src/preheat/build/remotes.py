@@ -23,7 +23,7 @@ from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.url import LEASES, Remote, parse_remotes
 from preheat.store.signing.keys import Keys
 from preheat.store.trust import distrust_reason
-from preheat.toolchain.headers.header_lists import HeaderLists
+from preheat.toolchain.headers.states import HeaderLists
 
 __all__ = [
     "TrustPolicy",

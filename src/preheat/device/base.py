@@ -24,7 +24,7 @@ from preheat.model.arch import Arch
 
 if TYPE_CHECKING:
     from preheat.model.artifact import Artifact
-    from preheat.toolchain.lines import Lines
+    from preheat.model.lines import Lines
 
 __all__ = [
     "DEFAULT_STREAMS", "LEGACY_STREAMS", "NOT_SUBMITTED", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM",

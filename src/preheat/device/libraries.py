@@ -73,7 +73,7 @@ class Library:
         self.current = self._stream_getter()
 
     def native_reader(self, kind: type) -> object:
-        """Return how the native core reads tensors of a type, or None: see `Reader` in `_native.c`."""
+        """Return how `native/core.c` reads tensors of a type (its `Reader`), or None."""
         del kind
         return None
 

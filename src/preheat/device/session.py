@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from preheat.build.builder import Builder
 from preheat.build.code import (
@@ -31,7 +32,6 @@ from preheat.errors import InvalidCodeError
 from preheat.model.artifact import EntryPoint
 from preheat.model.config import SealMode
 from preheat.model.program import Program
-from preheat.process.weak_values import WeakValues
 
 if TYPE_CHECKING:  # Its module imports this one.
     from preheat.device.pending import PendingKernel
@@ -93,7 +93,7 @@ class Session:
             self.context.kernel_fill = KernelFill(self.context, load)
         self.modules: dict[object, LoadedObject[Module]] = {}
         self.kernels: dict[object, LoadedObject[Kernel]] = {}
-        self.loaded: WeakValues[str, Module] = WeakValues()
+        self.loaded: WeakValueDictionary[str, Module] = WeakValueDictionary()
         # Kernels that were requested with `wait=False` and have not been used yet, by request.
         self.pending: weakref.WeakValueDictionary[object, PendingKernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[LoadedObject[Module]] = SingleFlight(builder.events)

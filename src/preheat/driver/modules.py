@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from preheat.driver.driver import Driver
     from preheat.emulator.launch import Launch
     from preheat.emulator.module import EmulatorFunction, EmulatorModule
+    from preheat.model import lines
     from preheat.model.artifact import Artifact
-    from preheat.toolchain import lines
 else:
-    lines = LazyModule("preheat.toolchain.lines")  # The first fault needs it.
+    lines = LazyModule("preheat.model.lines")  # The first fault needs it.
 
 __all__ = ["Function", "Library", "Module", "function_of"]
 

@@ -31,8 +31,8 @@ from preheat.model import ptx
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact, EntryPoint
 from preheat.model.key import Part
+from preheat.model.lines import Lines
 from preheat.process.lazy import lazy
-from preheat.toolchain.lines import Lines
 
 __all__ = ["EmulatorFunction", "EmulatorModule", "load"]
 

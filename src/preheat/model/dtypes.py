@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from preheat.errors import InputError, did_you_mean
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["DTYPES", "DType", "dtype_of", "pointee_dtypes"]
 
@@ -91,9 +94,7 @@ class DType(str):
             >>> gpu.zeros(2, "bfloat16").dtype.numpy()
             dtype('uint16')
         """
-        import numpy
-
-        return numpy.dtype(self.host)
+        return np.dtype(self.host)
 
 
 def _rows() -> Iterable[DType]:

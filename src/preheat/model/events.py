@@ -13,11 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.process import fork
 from preheat.process.files import opened
-from preheat.process.locks import Lock, no_fork
+from preheat.process.lazy import LazyModule
+from preheat.process.locks import Lock
+
+if TYPE_CHECKING:
+    import ctypes
+else:
+    ctypes = LazyModule("ctypes")  # Only an audit needs it.
 
 __all__ = [
     "EVENTS",
@@ -338,8 +344,6 @@ def audit_sink(env: Mapping[str, str]) -> Sink | None:
     path = env.get("PREHEAT_AUDIT_LIBRARY")
     if not path or "PREHEAT_AUDIT_ONLY" in env:
         return None
-    with no_fork:
-        import ctypes
     try:
         append = ctypes.CDLL(path).preheat_audit_append
     except (OSError, AttributeError) as fault:  # The audit has ended, and its library is gone.

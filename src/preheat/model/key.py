@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import starmap
 from typing import NamedTuple
 
 from preheat.model.arch import Arch
@@ -73,7 +74,7 @@ class Key:
     @lazy
     def table(self) -> tuple[Part, ...]:
         """The parts as they are stored with an entry, long ones as hashes."""
-        return tuple(Part.of(label, payload) for label, payload in self.parts)
+        return tuple(starmap(Part.of, self.parts))
 
     def extended(self, parts: Iterable[tuple[str, bytes]]) -> Key:
         """Return this key with more parts.

@@ -140,6 +140,11 @@ class RelocatableProgram(Program):
         """The row of the key that distinguishes the part from the same program on its own."""
         return (("relocatable", b"lto-ir" if self.lto else b"cubin+ptx"),)
 
+    @lazy
+    def form_options(self) -> tuple[str, ...]:
+        """The option that makes code for a linker."""
+        return ("-dlto",) if self.lto else ("-rdc=true",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinkedProgram(Program):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from preheat.process.locks import no_fork
+
 __all__ = ["meant", "warn_of_misspelled"]
 
 _PREFIX = "PREHEAT_"
@@ -18,9 +20,8 @@ def warn_of_misspelled(env: Iterable[str], known: Collection[str]) -> None:
         if likely is None:
             continue
         _warned.add(name)
-        from preheat.model.events import (
-            warn,  # A process without such a variable does not need it here.
-        )
+        with no_fork:
+            from preheat.model.events import warn  # Most processes have no such variable.
 
         warn(f"the environment variable {name} is unknown and has no effect: did you mean {likely}?")
 

@@ -8,17 +8,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from preheat.errors import InputError, short_repr
 from preheat.model.portable_paths import spelled
 from preheat.process.callsite import call_site
 from preheat.process.files import read_whole
-from preheat.process.lazy import lazy
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule, lazy
 from preheat.process.messages import printable
 
-__all__ = ["Program"]
+if TYPE_CHECKING:
+    from preheat.model import lexer
+else:
+    lexer = LazyModule("preheat.model.lexer")  # Most hits do not need its patterns.
+
+__all__ = ["HEADER_DIRECTORY", "SOURCE_DIRECTORY", "Program"]
+
+#: The directories of sources and of headers in debug information, which `toolchain/worker.py` gives
+#: to the compiler.
+SOURCE_DIRECTORY = "/preheat"
+HEADER_DIRECTORY = "/proc/self/cwd"
 
 NONE: tuple[()] = ()  # The default of list arguments. Python has only one empty tuple.
 _PTX_START = re.compile(r"\.\w")  # No C++ text starts with a dot.
@@ -78,6 +87,8 @@ class Program:
     spellings: tuple[tuple[str, str], ...] = ()  # (directory, spelling), completed from `path`
     #: The rows that a key has after those of the fields above. Programs that are linked have some.
     part_rows: ClassVar[tuple[tuple[str, bytes], ...]] = ()
+    #: The options by which NVRTC makes code that still has to be linked, for a part of a link.
+    form_options: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(
@@ -284,15 +295,8 @@ class Program:
         """Return False if a compile certainly opens no file, and True if it may."""
         if self.language != "cuda":
             return False
-        with no_fork:
-            from preheat.model.lexer import (  # Most hits do not need its patterns.
-                joined,
-                trigraph_variants,
-            )
-
-        return any(
-            "include" in joined(reading) for text in self.texts for reading in trigraph_variants(text)
-        )
+        readings = chain.from_iterable(map(lexer.trigraph_variants, self.texts))
+        return any("include" in lexer.joined(reading) for reading in readings)
 
     @lazy
     def uncacheable(self) -> str | None:
@@ -397,10 +401,7 @@ def header_rows(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...
 
 def clock_macro(*texts: str) -> str | None:
     """Return a macro in the code of `texts` whose value differs from compile to compile."""
-    with no_fork:
-        from preheat.model.lexer import mentioned
-
-    return mentioned(texts, _CLOCK)
+    return lexer.mentioned(texts, _CLOCK)
 
 
 def _is_unicode(text: str) -> bool:

@@ -11,6 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from preheat.model.lexer import blanked, split_commas
@@ -215,6 +216,7 @@ class Module:
         return {f.name: f for f in self.functions if f.kind == "entry" and f.body is not None}
 
 
+@lru_cache(maxsize=1)  # The build and then the emulator parse the same text.
 def parse(text: str) -> Module:
     """Parse a PTX text, or raise `SyntaxFault`."""
     clean = blanked(text)

@@ -1,4 +1,9 @@
-"""Parsers of the values of settings: each takes the name of a variable and its text."""
+"""Parsers of the values of settings: most take the name of a variable and its text.
+
+A bundle can be named with the SHA-256 of its file: `kernels.heat@sha256:<64 hexadecimal digits>`. This
+pin is part of the name of the bundle everywhere. Code that does not handle pins does not find a file of
+that name, so it cannot use a file that was not compared with its pin.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.errors import BundleError, ConfigError
-from preheat.model.pins import split_pin, split_places
 
 __all__ = [
     "Address",
@@ -24,11 +28,17 @@ __all__ = [
     "seconds",
     "shown_url",
     "size",
+    "split_pin",
+    "split_places",
     "urls",
     "word",
 ]
 
 _MOST_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
+_MARK = "@sha256"
+_PINNED = re.compile(rf"(.+){_MARK}:([0-9a-fA-F]{{64}})", re.DOTALL)
+# The colon of a pin is the separator of PATH as well.
+_SEPARATOR = re.compile(rf"(?<!{_MARK}){re.escape(os.pathsep)}")
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 _UNITS = {"": 1, "b": 1}
@@ -162,3 +172,22 @@ def bundles(name: str, text: str) -> tuple[Path, ...]:
                 name, text, "a list of bundles: a pin is @sha256: and 64 hexadecimal digits"
             ) from None
     return tuple(directory(name, place) for place in places)
+
+
+def split_pin(place: str | os.PathLike[str]) -> tuple[Path, str | None]:
+    """Return the path of a bundle and its pin or None; `BundleError` for an invalid pin."""
+    text = os.fspath(place)
+    if f"{_MARK}:" not in text:
+        return Path(text), None
+    pinned = _PINNED.fullmatch(text)
+    if pinned is None:
+        raise BundleError(
+            f"{text}: a pin is {_MARK}: and 64 hexadecimal digits at the end",
+            hint="'preheat bundle ls FILE' prints the name to use",
+        )
+    return Path(pinned[1]), pinned[2].lower()
+
+
+def split_places(text: str) -> list[str]:
+    """Split a list of bundles that are separated like PATH, each with or without a pin."""
+    return [place for place in _SEPARATOR.split(text) if place.strip()]

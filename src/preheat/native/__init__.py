@@ -10,11 +10,17 @@ from __future__ import annotations
 import importlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.errors import ConfigError
 from preheat.model.config import VARIABLES, environ
 from preheat.native.build import BUILD_AGAIN, hash_of
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.model import events
+else:
+    events = LazyModule("preheat.model.events")
 
 __all__ = ["STALE", "SWITCHED_OFF", "core", "reason"]
 
@@ -35,11 +41,7 @@ def _load() -> tuple[Any, str]:
         return None, f"it was not built: {error}"
     with suppress(FileNotFoundError):
         if getattr(module, "SOURCES", None) != hash_of([_SOURCE]):
-            from preheat.model.events import (
-                warn,  # A process with a current build does not need it here.
-            )
-
-            warn(f"preheat does not use its native core, because {STALE}: {BUILD_AGAIN}")
+            events.warn(f"preheat does not use its native core, because {STALE}: {BUILD_AGAIN}")
             return None, STALE
     return module, ""
 

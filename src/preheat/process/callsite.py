@@ -6,7 +6,14 @@ import os
 import sys
 from _thread import get_ident
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import warnings
+else:
+    warnings = LazyModule("warnings")
 
 __all__ = [
     "CallSite", "acting_for", "call_site", "caller", "exclude_library", "file_and_line", "format_site",
@@ -130,7 +137,5 @@ def caller() -> str:
 
 def warn_caller(warning: Warning) -> None:
     """Issue a warning at the call site. Warning filters may turn it into an error."""
-    import warnings
-
     file, line = file_and_line(call_site())
     warnings.warn_explicit(warning, type(warning), file, line)

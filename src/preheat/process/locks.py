@@ -280,13 +280,14 @@ _waits_before_logging: list[bool] = []
 def wait_before_logging() -> None:
     """Make a fork wait for `no_fork` before it takes the lock of `logging`.
 
-    Holder it inside `with no_fork`, before the import of a module that makes a logger, such as asyncio.
+    Call it inside `with no_fork`, before the import of a module that makes a logger, such as asyncio.
     Fork handlers run in the reverse order of their registration. The handler of `logging` takes a lock
     that the import waits for. It must not run before the fork has waited for the import, so the handler
     of `no_fork` is registered again after it.
     """
     if not _waits_before_logging:
-        import logging  # noqa: F401
+        with no_fork:
+            import logging  # noqa: F401
 
         os.register_at_fork(before=_before_fork)
         _waits_before_logging.append(True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
+from preheat.process.locks import no_fork
 from preheat.process.messages import printable
 
 __all__ = ["DelayedProgress", "Progress", "progress"]
@@ -55,10 +56,11 @@ def progress(
     if not (sys.stderr.isatty() if show is None else show):
         yield _LineProgress(title, total, _EVERY if show is None else math.inf)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-    from rich.table import Column
+    with no_fork:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+        from rich.table import Column
 
     one_line = Column(no_wrap=True, overflow="ellipsis")
     with Bar(

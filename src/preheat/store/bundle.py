@@ -15,8 +15,8 @@ An entry starts where the one before it ends, and the last entry ends the file. 
 ascending index cannot overlap, leave gaps or lie outside the file. A checksum covers every byte: that
 of the index or the entry's. Checksums detect damage, not attacks: a user who can write the file
 can write code. Against attacks there are signatures (`preheat.store.signing.bundles`) and
-pins (`preheat.model.pins`). Both give the SHA-256 of every entry, which is compared whenever the entry
-is read.
+pins (`preheat.model.setting_values`). Both give the SHA-256 of every entry, which is compared whenever
+the entry is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import xxhash
 from preheat.errors import BundleError
 from preheat.model import codec
 from preheat.model.codec import DamagedEntryError
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 from preheat.process.files import Descriptor
 from preheat.process.messages import count
 from preheat.store.base import UntrustedError

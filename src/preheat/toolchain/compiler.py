@@ -10,14 +10,22 @@ from preheat.errors import InputError, ToolchainChangedError
 from preheat.model.arch import Arch
 from preheat.model.events import Events
 from preheat.model.program import Program
-from preheat.process.locks import Lock, no_fork
+from preheat.process.lazy import LazyModule
+from preheat.process.locks import Lock
 from preheat.toolchain.locate import Library, Located, locate
 
-if TYPE_CHECKING:  # Imported only when something must be compiled.
+if TYPE_CHECKING:
+    from preheat.model import linked_program
     from preheat.model.artifact import Artifact
-    from preheat.model.linked_program import LinkedProgram
-    from preheat.toolchain.pool import WorkerPool
+    from preheat.toolchain import link, translate
+    from preheat.toolchain import pool as workers
     from preheat.toolchain.translate import Compiled
+else:
+    linked_program = LazyModule("preheat.model.linked_program")  # Most processes link nothing.
+    # Imported only when something must be compiled.
+    link = LazyModule("preheat.toolchain.link")
+    translate = LazyModule("preheat.toolchain.translate")
+    workers = LazyModule("preheat.toolchain.pool")
 
 __all__ = ["Toolchain", "own_roots"]
 
@@ -41,20 +49,17 @@ class Toolchain:
         self._timeout = timeout
         self._memo_dir = memo_dir
         self._located: Located | None = None
-        self._pool: WorkerPool | None = None
+        self._pool: workers.WorkerPool | None = None
         self._relocated = False
         self._lock = Lock()
         self._pool_lock = Lock()
 
     @property
-    def pool(self) -> WorkerPool:
+    def pool(self) -> workers.WorkerPool:
         """The worker processes. The first request starts one."""
-        with no_fork:
-            from preheat.toolchain.pool import WorkerPool
-
         with self._pool_lock:
             if self._pool is None:
-                self._pool = WorkerPool(self._events, timeout=self._timeout)
+                self._pool = workers.WorkerPool(self._events, timeout=self._timeout)
             return self._pool
 
     @property
@@ -88,7 +93,7 @@ class Toolchain:
         """
         if program.language != "cuda+link":
             return {**own_roots(program), **self.located.roots}
-        assert isinstance(program, _linked_program())
+        assert isinstance(program, linked_program.LinkedProgram)
         return {
             f"{index}.{label}": directory
             for index, part in program.sources.items()
@@ -100,9 +105,6 @@ class Toolchain:
 
         Raises `CompileError` if the compiler rejects the program, `ToolchainError` if it fails itself.
         """
-        with no_fork:
-            from preheat.toolchain import translate
-
         if program.language == "ptx":
             return self._checked("nvJitLink", translate.assemble(self.pool, program, arch))
         if self.newest(arch) != arch:
@@ -112,14 +114,13 @@ class Toolchain:
         roots = self.roots(program)
         return self._checked("nvrtc", translate.compile_cuda(self.pool, library, program, arch, roots))
 
-    def link(self, program: LinkedProgram, arch: Arch, compiled: Mapping[int, Artifact]) -> Compiled:
+    def link(
+        self, program: linked_program.LinkedProgram, arch: Arch, compiled: Mapping[int, Artifact]
+    ) -> Compiled:
         """Link the parts of a program. `compiled` has the code of its CUDA C++ parts by their index.
 
         Raises `LinkError` if the linker rejects the parts, `ToolchainError` if it fails itself.
         """
-        with no_fork:
-            from preheat.toolchain import link
-
         return self._checked("nvJitLink", link.link(self.pool, program, arch, compiled))
 
     @property
@@ -171,13 +172,6 @@ class Toolchain:
             self._pool.after_fork()
 
 
-def _linked_program() -> type[LinkedProgram]:
-    with no_fork:
-        from preheat.model.linked_program import LinkedProgram  # Most processes link nothing.
-
-    return LinkedProgram
-
-
 def own_roots(program: Program) -> dict[str, str]:
     """Return the include directories of a program by label, without those of the toolkit.
 
@@ -185,7 +179,7 @@ def own_roots(program: Program) -> dict[str, str]:
     """
     if program.language != "cuda+link":
         return {str(index): directory for index, directory in enumerate(program.include)}
-    assert isinstance(program, _linked_program())
+    assert isinstance(program, linked_program.LinkedProgram)
     return {
         f"{index}.{label}": directory
         for index, part in program.sources.items()

@@ -12,9 +12,9 @@ from typing import Any
 from preheat.errors import CompilerCrashError
 from preheat.model.config import environ
 from preheat.model.events import Events
-from preheat.process.gil_limiter import released
 from preheat.process.locks import Lock, no_fork
-from preheat.toolchain import cancel, frames, scratch
+from preheat.process.threads import current_cancellation, released
+from preheat.toolchain import frames, scratch
 from preheat.toolchain.locate import SEARCH_VARIABLES
 from preheat.toolchain.process import IdleExitError, WorkerProcess
 
@@ -79,7 +79,7 @@ class WorkerPool:
         # The search would return an NVRTC that is already loaded.
         new = message["do"] == "locate"
         killed = 0
-        cancellation = cancel.current()
+        cancellation = current_cancellation()
         with self._slots:
             while True:
                 if cancellation is not None:

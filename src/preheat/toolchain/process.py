@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
 from preheat.process.files import owned
-from preheat.process.gil_limiter import released
-from preheat.toolchain import cancel, frames
+from preheat.process.threads import current_cancellation, released
+from preheat.toolchain import frames
 
 __all__ = ["IdleExitError", "WorkerProcess"]
 
@@ -96,7 +96,7 @@ class WorkerProcess:
         Raises `Cancelled` when the compiles of this thread are cancelled meanwhile.
         """
         deadline = self._sent_at + allowed
-        cancellation = cancel.current()
+        cancellation = current_cancellation()
         ready = select.poll()
         if cancellation is not None:
             ready.register(cancellation.descriptor, select.POLLIN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from preheat.process.files import Descriptor, lock_open_file, opened, others_can_replace
+from preheat.process.locks import no_fork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,9 +135,8 @@ def _places() -> Iterator[str]:
     """
     if _is_safe("/dev/shm"):
         yield "/dev/shm"
-    from preheat.model.config import (
-        environ,  # A worker that does not get here starts faster without it.
-    )
+    with no_fork:
+        from preheat.model.config import environ  # A worker seldom gets here.
 
     for place in dict.fromkeys((environ().get("TMPDIR", ""), "/tmp")):
         if place != "/dev/shm" and _is_safe(place):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from preheat.model.artifact import Header
-from preheat.model.program import Program
-from preheat.process.locks import no_fork
+from preheat.model.program import HEADER_DIRECTORY, SOURCE_DIRECTORY, Program
+from preheat.process.lazy import LazyModule
 
-__all__ = ["HEADER_DIRECTORY", "SOURCE_DIRECTORY", "own_texts", "sources_of"]
+if TYPE_CHECKING:
+    from preheat.model import linked_program
+else:
+    linked_program = LazyModule("preheat.model.linked_program")  # Most processes link nothing.
+
+__all__ = ["own_texts", "sources_of"]
 
 _OPTIONS = {"-G", "--device-debug", "-lineinfo", "--generate-line-info"}
-
-#: The directories of sources and of headers in debug information. See `worker.py`.
-SOURCE_DIRECTORY = "/preheat"
-HEADER_DIRECTORY = "/proc/self/cwd"
 
 
 def sources_of(
@@ -61,10 +63,7 @@ def _sources_of_parts(
 
 def _parts(program: Program) -> Mapping[int, Program]:
     """Return the CUDA C++ parts of a linked program by their index."""
-    with no_fork:
-        from preheat.model.linked_program import LinkedProgram  # Most processes link nothing.
-
-    return program.sources if isinstance(program, LinkedProgram) else {}
+    return program.sources if isinstance(program, linked_program.LinkedProgram) else {}
 
 
 def own_texts(program: Program) -> dict[str, str]:

@@ -29,7 +29,6 @@ from preheat.toolchain.pool import WorkerPool
 
 if TYPE_CHECKING:
     from preheat.model import linked_program
-    from preheat.model.linked_program import RelocatableProgram
 else:
     linked_program = LazyModule("preheat.model.linked_program")  # Most processes link nothing.
 
@@ -141,7 +140,7 @@ def _request(
         "library": library,
         "label": program.label,
         "arch": str(arch),
-        "options": [*_form_options(program), *program.options],
+        "options": [*program.form_options, *program.options],
         "names": [*program.names, *probes.values()],
         "roots": roots,
         "trace": True,
@@ -150,21 +149,6 @@ def _request(
     blocks = {"source": source.encode()}
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
     return message, blocks
-
-
-def _form_options(program: Program) -> tuple[str, ...]:
-    """Return the option that makes code for a linker, for a part of a link."""
-    part = _part_of_link(program)
-    if part is None:
-        return ()
-    return ("-dlto",) if part.lto else ("-rdc=true",)
-
-
-def _part_of_link(program: Program) -> RelocatableProgram | None:
-    """Return `program` if it is compiled for a linker, or None."""
-    if type(program) is Program:
-        return None
-    return program if isinstance(program, linked_program.RelocatableProgram) else None
 
 
 def _interpret(
@@ -178,7 +162,7 @@ def _interpret(
     """Return what a reply says about a compile with these probes."""
     reply, made = frame
     log = accepted(reply, program, arch, roots)
-    if _part_of_link(program) is not None:  # The link interprets its probes, which are names here.
+    if program.form_options:  # The link interprets its probes, which are names here.
         return _compiled(program, reply, made, log, entries=(), names=reply["lowered"])
     require_loadable(program, made["cubin"])
     demangled, lowered = reply["demangled"], reply["lowered"]

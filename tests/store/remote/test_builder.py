@@ -33,8 +33,7 @@ from preheat.store.remote.url import entry_name
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import SigningKey
 from preheat.toolchain.compiler import Toolchain
-from preheat.toolchain.headers.header_lists import HeaderLists
-from preheat.toolchain.headers.states import decode_states, is_header_list, pack_states
+from preheat.toolchain.headers.states import HeaderLists, decode_states, is_header_list, pack_states
 from tests.conftest import SAXPY, Recorder
 from tests.processes import expect_success, start_python
 from tests.store.remote.memory_engine import MemoryEngine
@@ -261,7 +260,7 @@ def test_merging_keeps_all_of_the_own_states_and_the_newest_of_the_others(
         assert found is not None
         lists.append(found.blob)
     mine, theirs = lists
-    monkeypatch.setattr("preheat.toolchain.headers.header_lists._MAX_STATES", 5)
+    monkeypatch.setattr("preheat.toolchain.headers.states._MAX_STATES", 5)
 
     def entries(blob: bytes) -> list[str]:
         return [entry for _, entry in decode_states(codec.unpack_checked(blob).meta)]

@@ -24,9 +24,9 @@ from preheat.ahead.manifest.items import (
 from preheat.errors import InputError, did_you_mean
 from preheat.model.arch import Arch
 from preheat.model.linked_program import KINDS, BinaryPart, LinkedProgram
-from preheat.model.pins import split_pin
 from preheat.model.portable_paths import is_spelling, spelled_in_manifest
 from preheat.model.program import Program
+from preheat.model.setting_values import split_pin
 from preheat.process.files import read_whole
 from preheat.process.lazy import LazyModule
 from preheat.process.messages import printable

@@ -19,7 +19,7 @@ from preheat.model import codec
 from preheat.model.arch import Arch
 from preheat.model.config import Config
 from preheat.model.foreign import ForeignEntry, ForeignRequest
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 from preheat.store.bundle import Bundle, write
 
 __all__ = ["ENTRY_SUFFIX", "RecordedEntries", "recorded_name", "write_recorded"]

@@ -20,9 +20,9 @@ from preheat.ahead.manifest.reader import DIGEST_DIGITS, Reader, language_of, sh
 from preheat.ahead.manifest.recorded import recorded_name, write_recorded
 from preheat.errors import InputError
 from preheat.model.linked_program import KINDS, BinaryPart, LinkedProgram
-from preheat.model.pins import split_pin
 from preheat.model.portable_paths import FILE, spelled_in_manifest
 from preheat.model.program import Program
+from preheat.model.setting_values import split_pin
 from preheat.process.files import read_whole
 from preheat.process.lazy import LazyModule
 from preheat.store.publish import publish

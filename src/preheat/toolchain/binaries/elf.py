@@ -6,6 +6,8 @@ import os
 import struct
 from collections.abc import Callable
 
+from preheat.process.locks import no_fork
+
 __all__ = ["ELF", "PT_NOTE", "build_id", "elf_size", "gnu_build_id"]
 
 ELF = b"\x7fELF"
@@ -30,7 +32,8 @@ def build_id(path: str | os.PathLike[str]) -> str:
                     file.seek(position)
                     if found := gnu_build_id(file.read(length)):
                         return found
-        import hashlib  # Few libraries have no build id, and workers start faster without the module.
+        with no_fork:
+            import hashlib  # Few libraries have no build id.
 
         file.seek(0)
         return f"sha256-{hashlib.file_digest(file, 'sha256').hexdigest()[:40]}"

@@ -21,6 +21,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from preheat.process.locks import no_fork
+
 __all__ = [
     "HEADER_SIZE", "MAGIC", "WRAPPER_MAGIC", "FatbinEntry", "compiled_on", "parse_fatbin", "read_entry",
     "whole_size",
@@ -127,7 +129,8 @@ def read_entry(data: bytes, entry: FatbinEntry) -> bytes:
 
 def _read_zstandard(data: bytes, size: int) -> bytes:
     try:
-        import zstandard
+        with no_fork:
+            import zstandard
     except ImportError:
         raise ValueError("it is compressed by Zstandard: pip install zstandard") from None
     try:

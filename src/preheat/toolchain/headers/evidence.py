@@ -20,11 +20,16 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat import native
 from preheat.process.files import opened
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import ctypes
+else:
+    ctypes = LazyModule("ctypes")  # It takes a millisecond, which programs without headers save.
 
 __all__ = ["Evidence", "FileHasher", "Memo", "file_digest"]
 
@@ -253,9 +258,6 @@ def _unique_mount(path: str) -> int | None:
 @functools.cache
 def _statx() -> tuple[Any, Any]:
     """Return the C library's `statx`, or None, and the type of its result."""
-    with no_fork:
-        import ctypes  # Importing takes a millisecond, which programs without headers need not spend.
-
     return getattr(ctypes.CDLL(None), "statx", None), ctypes.c_char * _STATX_SIZE
 
 

@@ -11,14 +11,19 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.model.artifact import Header
 from preheat.model.program import Program
 from preheat.process.callsite import shown_path
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.toolchain.headers.evidence import file_digest
 from preheat.toolchain.headers.states import ABSOLUTE, HeaderState, Place, is_toolkit, part_of, path_of
+
+if TYPE_CHECKING:
+    from preheat.toolchain.headers import includes
+else:
+    includes = LazyModule("preheat.toolchain.headers.includes")  # Most processes compare no text.
 
 __all__ = ["HeaderChange", "OwnHeaders", "line_that_includes", "toolkit_places"]
 
@@ -180,11 +185,8 @@ def _includes(
     program: Program, state: HeaderState, roots: Mapping[str, str], root: str
 ) -> Iterator[tuple[str, int, str, str]]:
     """Yield file, line number, line and name of each include of a part of a program and its headers."""
-    with no_fork:
-        from preheat.toolchain.headers.includes import include_lines  # Most processes compare no text.
-
     for file, text in _texts(program, state, roots, part_of(root)):
-        for number, line, name in include_lines(text):
+        for number, line, name in includes.include_lines(text):
             yield file, number, line, name
 
 

@@ -10,7 +10,7 @@ import click
 
 from preheat.errors import BundleError, InputError
 from preheat.model.config import shown_url
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 from preheat.store.publish import unwritable_reason
 
 __all__ = ["BUNDLE", "LocalFile", "require_file", "require_writable"]

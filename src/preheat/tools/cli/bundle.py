@@ -23,8 +23,8 @@ from preheat.errors import BundleError
 from preheat.model.arch import Arch
 from preheat.model.config import Config
 from preheat.model.foreign import ForeignEntry
-from preheat.model.pins import split_pin
 from preheat.model.portable_paths import format_spellings
+from preheat.model.setting_values import split_pin
 from preheat.store.bundle import Bundle
 from preheat.store.remote.bundles import pull, push
 from preheat.tools.cli.arguments import BUNDLE, LocalFile

@@ -11,7 +11,7 @@ import click
 
 from preheat.errors import InputError, PreheatError
 from preheat.model.artifact import Artifact
-from preheat.toolchain.sources import HEADER_DIRECTORY, SOURCE_DIRECTORY
+from preheat.model.program import HEADER_DIRECTORY, SOURCE_DIRECTORY
 from preheat.tools.cli.output import columns, count, print_json, print_line, print_message
 from preheat.tools.cli.stored import artifact_at, artifacts
 

@@ -9,7 +9,7 @@ import click
 
 from preheat.errors import BundleError, InputError
 from preheat.model.config import Config
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 from preheat.store.base import UntrustedError
 from preheat.store.bundle import Bundle
 from preheat.store.signing.bundles import BundleSignature

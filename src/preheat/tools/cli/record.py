@@ -20,8 +20,8 @@ from preheat.audit.nested import outer_audit
 from preheat.audit.session import audit_session
 from preheat.errors import InputError
 from preheat.model.config import environ
-from preheat.model.pins import split_pin
 from preheat.model.program import Program
+from preheat.model.setting_values import split_pin
 from preheat.tools.cli.arguments import require_file, require_writable
 from preheat.tools.cli.child import CannotRunError, run_command
 from preheat.tools.cli.output import count, print_error, print_json, print_message, print_unrecorded

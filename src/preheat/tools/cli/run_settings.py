@@ -15,7 +15,7 @@ from preheat.build.seal import SEALED_BY
 from preheat.errors import InputError
 from preheat.model.arch import Arch
 from preheat.model.config import Config, SealMode
-from preheat.model.pins import split_pin
+from preheat.model.setting_values import split_pin
 
 __all__ = ["Setting", "gpu_archs", "run_settings"]
 

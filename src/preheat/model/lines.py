@@ -9,9 +9,9 @@ from pathlib import Path
 
 from preheat.errors import SourceLine
 from preheat.model import ptx
+from preheat.model.program import HEADER_DIRECTORY, SOURCE_DIRECTORY
 from preheat.process.files import read_whole
 from preheat.process.lazy import lazy
-from preheat.toolchain.sources import HEADER_DIRECTORY, SOURCE_DIRECTORY
 
 __all__ = ["Lines", "has_lines", "lines_with_files"]
 

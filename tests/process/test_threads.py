@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.process import gil_limiter
-from preheat.process.gil_limiter import GilLimiter, released
+from preheat.process import threads
+from preheat.process.threads import GilLimiter, released
 from tests.processes import TIMEOUT_SECONDS
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads wait for a turn as long as a test may take."""
-    monkeypatch.setattr(gil_limiter, "_MAX_WAIT", TIMEOUT_SECONDS)
+    monkeypatch.setattr(threads, "_MAX_WAIT", TIMEOUT_SECONDS)
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
@@ -65,7 +65,7 @@ def test_a_thread_that_waits_gives_its_turn_to_another() -> None:
 def test_a_thread_without_a_turn_may_wait_too() -> None:
     with released():
         pass
-    assert not gil_limiter._held
+    assert not threads._held
 
 
 def test_no_thread_waits_for_ever() -> None:
@@ -74,7 +74,7 @@ def test_no_thread_waits_for_ever() -> None:
         thread = in_thread(lambda: shared.take())
         thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive()
-    assert not gil_limiter._held
+    assert not threads._held
 
 
 @pytest.mark.usefixtures("patient")
@@ -85,8 +85,8 @@ def test_an_error_gives_the_turn_back() -> None:
     with pytest.raises(ValueError, match="wrong"), shared, released():
         raise ValueError("wrong")
     with shared:
-        assert len(gil_limiter._held) == 1
-    assert not gil_limiter._held
+        assert len(threads._held) == 1
+    assert not threads._held
 
 
 def test_a_thread_that_lost_its_patience_gives_nothing_back() -> None:

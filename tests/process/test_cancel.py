@@ -7,20 +7,20 @@ import time
 
 import pytest
 
-from preheat.toolchain.cancel import Cancellation, Cancelled, current
+from preheat.process.threads import Cancellation, Cancelled, current_cancellation
 
 
 def test_only_threads_inside_can_be_cancelled() -> None:
     cancellation = Cancellation()
-    assert current() is None
+    assert current_cancellation() is None
     with cancellation:
-        assert current() is cancellation
+        assert current_cancellation() is cancellation
         seen: list[object] = []
-        other = threading.Thread(target=lambda: seen.append(current()))
+        other = threading.Thread(target=lambda: seen.append(current_cancellation()))
         other.start()
         other.join()
     assert seen == [None]
-    assert current() is None
+    assert current_cancellation() is None
 
 
 def test_check_raises_once_it_is_cancelled() -> None:
