@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -351,3 +352,14 @@ def test_no_fork_happens_during_an_import_in_a_thread(name: str) -> None:
     """A child that is forked at that moment would wait for the lock of the import for ever."""
     for file in files_of(name):
         assert file == WORKER or list(unguarded_imports(module_of(file))) == [], file
+
+
+ROOMS_ON_DISK = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("folder", ROOMS_ON_DISK, ids=lambda folder: folder.name)
+def test_a_room_has_a_short_readme_that_names_its_files(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    assert len(text.splitlines()) <= 40
+    files = {file.stem for file in folder.glob("*.py")} - {"__init__", "__main__"}
+    assert [name for name in sorted(files) if not re.search(rf"\b{name}\b", text)] == []
