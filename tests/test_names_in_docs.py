@@ -27,7 +27,11 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - {ROOT / "CHANGELOG.md"})
 SUFFIXES = ("py", "ptx", "cu", "toml", "svg")  # `gpu.py` is a file
 #: What looks like a name of Python and is one of OpenTelemetry, or a file.
-OTHER_NAMES = {*(metric.name for metric in (*METRICS, OTHER)), "preheat.prom", "preheat.prom.new"}
+OTHER_NAMES = {
+    *(metric.name for metric in (*METRICS, OTHER)),
+    *("preheat.program", "preheat.arch", "preheat.key"),  # attributes of spans
+    *("preheat.prom", "preheat.prom.new"),
+}
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 #: The classes of objects that pages call by these names.
