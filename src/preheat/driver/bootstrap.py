@@ -43,6 +43,7 @@ from preheat.driver.graphs import (
     user_objects,
 )
 from preheat.driver.settings import DriverSettings
+from preheat.driver.status import DEINITIALIZED
 from preheat.model.config import environ
 from preheat.native.build import BUILD_AGAIN, is_stale
 from preheat.process.lazy import LazyModule
@@ -52,10 +53,10 @@ if TYPE_CHECKING:
 else:
     reports = LazyModule("preheat.driver.reports")  # Only programs with the CUDA runtime need it.
 
-__all__ = ["SUBJECTS", "driver_of_this_process", "install"]
+__all__ = ["driver_of_this_process", "install"]
 
 #: The modules that register functions when they are imported.
-SUBJECTS = (
+_SUBJECTS = (
     arrays, captures, contexts, copies, devices, edges, events, executables, functions, interprocess,
     kernel_nodes, launches, linking, managed, memory, memory_nodes, modules, nodes, pointers, pools,
     streams, structure, textures, updates, user_objects,
@@ -124,8 +125,10 @@ def _install(shim: ctypes.PyDLL) -> None:
     functions = (ctypes.c_void_p * len(table))()
     for slot, (point, implementation) in enumerate(zip(table, found, strict=True)):
         if implementation is not None:
+            # After the end of the interpreter, releasing something succeeds.
+            ended = 0 if shim.preheat_driver_releases(point.name.encode()) else DEINITIALIZED
             function = ctypes.CFUNCTYPE(ctypes.c_int, *map(KINDS.__getitem__, point.kinds))(
-                calls.bind(driver, point, implementation)
+                calls.bind(driver, point, implementation, ended=ended)
             )
             _callbacks.append(function)
             functions[slot] = ctypes.cast(function, ctypes.c_void_p)
@@ -142,7 +145,7 @@ def _install(shim: ctypes.PyDLL) -> None:
 def _report(driver: Driver, shim: ctypes.PyDLL, table: list[EntryPoint]) -> None:
     """Name the functions that the program called and that are not supported."""
     refused = {point.name for slot, point in enumerate(table) if shim.preheat_driver_refused(slot)}
-    needs_runtime = bool(ctypes.c_int.in_dll(shim, "preheat_driver_asked_for_tables").value)
+    needs_runtime = bool(ctypes.c_int.in_dll(shim, "preheat_driver_wants_tables").value)
     if driver.report is not None:  # The command that has started this process says all of it.
         launches = sum(gpu.emulator.executed for gpu in driver.gpus)
         driver.report.end(launches, refused, needs_runtime)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from preheat.device.base import PER_THREAD_STREAM
 from preheat.driver.status import (
     ASSERT,
-    DEINITIALIZED,
     ILLEGAL_ADDRESS,
     INVALID_VALUE,
     LAUNCH_FAILED,
@@ -143,15 +142,17 @@ def find_implementations(table: list[EntryPoint]) -> Iterator[Implementation | N
         yield implementations.get((point.name, version)) or implementations.get((point.name, None))
 
 
-def bind(driver: Driver, point: EntryPoint, found: Implementation) -> Callable[..., int]:
-    """Return the function that the shim calls: it returns a status in every case."""
+def bind(driver: Driver, point: EntryPoint, found: Implementation, *, ended: int) -> Callable[..., int]:
+    """Return the function that the shim calls: it returns a status in every case.
+
+    `ended` is the status while the interpreter ends.
+    """
     function, after_fault, before_init, stream, default_stream = found
     if point.per_thread and stream is not None:
         function = _with_thread_stream(function, stream)
     elif point.per_thread and default_stream:
         function = partial(function, stream=PER_THREAD_STREAM)
     finalizing = sys.is_finalizing
-    ended = 0 if _releases(point.name) else DEINITIALIZED
     name = point.name
 
     def call(*args: Any) -> int:
@@ -181,12 +182,6 @@ def _with_thread_stream(function: Callable[..., int | None], stream: int) -> Cal
         return function(*args)
 
     return call
-
-
-def _releases(name: str) -> bool:
-    """Return whether a function releases something, which succeeds after the end of the interpreter."""
-    words = ("Destroy", "Free", "Unload", "Release", "Unregister", "Synchronize")
-    return any(word in name for word in words)
 
 
 # Exceptions

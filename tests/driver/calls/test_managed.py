@@ -95,6 +95,8 @@ def test_several_ranges_are_prefetched_and_discarded(memory: Any) -> None:
 def test_wrong_advice_is_refused(program: Program, memory: Any) -> None:
     elsewhere = place(TYPES.CU_MEM_LOCATION_TYPE_DEVICE, 9)
     assert advise(memory, "SET_PREFERRED_LOCATION", elsewhere) == INVALID_DEVICE
+    assert advise(memory, "SET_ACCESSED_BY", elsewhere) == INVALID_DEVICE
+    assert told(memory, "ACCESSED_BY", 4) == [NOWHERE]
     assert advise(cu.CUdeviceptr(int(memory) + 8), "SET_READ_MOSTLY") == INVALID_VALUE
     other = program.memory([1] * 16)
     assert advise(other, "SET_READ_MOSTLY") == INVALID_VALUE

@@ -57,7 +57,7 @@ void driver_fill(void* function); /* in every slot but the slots of functions in
 int driver_start(void); /* SUCCESS, or the status of every call of this process */
 
 /* release.c */
-int driver_releases(const char* name);
+int preheat_driver_releases(const char* name);
 void driver_set_release(int slot, void* function);
 
 /* loads.c */

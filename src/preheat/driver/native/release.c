@@ -18,7 +18,7 @@ static struct {
 static int (*functions[SLOTS])(long, long, long, long, long, long);
 
 /* Return whether a function releases something. It then succeeds when there is no Python any more. */
-int driver_releases(const char* name) {
+EXPORT int preheat_driver_releases(const char* name) {
     static const char* const words[] = {"Destroy", "Free", "Unload", "Release", "Unregister", "Synchronize"};
     for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
         if (strstr(name, words[i])) return 1;

@@ -111,12 +111,12 @@ static int is_compiler(const void* address) {
 }
 
 /* The private tables of NVIDIA's driver are no part of its documented interface: there is none here. */
-EXPORT int preheat_driver_asked_for_tables;
+EXPORT int preheat_driver_wants_tables;
 static int get_export_table(const void** out, const void* id) {
     (void)id;
     if (out) *out = NULL;
-    if (!is_compiler(__builtin_return_address(0)) && !preheat_driver_asked_for_tables) {
-        preheat_driver_asked_for_tables = 1;
+    if (!is_compiler(__builtin_return_address(0)) && !preheat_driver_wants_tables) {
+        preheat_driver_wants_tables = 1;
         driver_start(); /* It says so when the process ends. The runtime may call nothing else. */
     }
     return NOT_FOUND;
@@ -167,11 +167,10 @@ __attribute__((constructor)) static void prepare(void) {
 
 /* For Python. A slot that is not installed is refused. */
 
-
 EXPORT void preheat_driver_install(void* const* functions) {
     for (int i = 0; i < SLOTS; i++) {
         driver_table[i] = functions[i] ? functions[i] : (void*)driver_refuse;
-        if (functions[i] && driver_releases(entry_points[i].name)) driver_set_release(i, functions[i]);
+        if (functions[i] && preheat_driver_releases(entry_points[i].name)) driver_set_release(i, functions[i]);
     }
     fill_own();
     driver_report_loads();
@@ -190,6 +189,6 @@ EXPORT int preheat_driver_refused(int slot) { return refused[slot]; }
 /* Called when the interpreter has ended: what libraries written in C still release is accepted. */
 EXPORT void preheat_driver_end(void) {
     for (int i = 0; i < SLOTS; i++)
-        driver_table[i] = driver_releases(entry_points[i].name) ? (void*)success : (void*)deinitialized;
+        driver_table[i] = preheat_driver_releases(entry_points[i].name) ? (void*)success : (void*)deinitialized;
     fill_own();
 }
