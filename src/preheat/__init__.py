@@ -63,6 +63,7 @@ _NAMES_OF = {
     "model.program": "Program",
     "device.array": "Array Scalar",
     "device.kernel": "Kernel",
+    "device.launch": "Bound",
     "device.module": "Module SymbolView",
     "device.operands": "Pointer strided",
     "device.stream": "Event Stream",

@@ -173,9 +173,9 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
 
 def _not_numbers_error(host: np.ndarray[Any, Any], data: object) -> InputError:
     """Return the error for data that NumPy reads as text or objects; it names the first one."""
-    for found in _non_numbers(data):
+    for item in _non_numbers(data):
         return InputError(
-            f"cannot read {type(data).__name__} as an array: {short_repr(found)} is not a number",
+            f"cannot read {type(data).__name__} as an array: {short_repr(item)} is not a number",
             hint="pass numbers, nested lists of numbers, bytes, or an array of another library",
         )
     if not host.size:

@@ -240,17 +240,17 @@ class Order:
         `prepare` returns the launch of the work, which records the given event.
         """
         timeline = self.timeline(stream)
-        found: list[RepeatedUse] = []
+        repeated_uses: list[RepeatedUse] = []
 
         def add() -> None:
             if all(each.needs_no_wait(timeline, write=write) for each, write in uses.items()):
                 repeated = RepeatedUse(self, timeline, uses, prepare(timeline.event))
                 for each in uses:
                     each.add_dependent(repeated)
-                found.append(repeated)
+                repeated_uses.append(repeated)
 
         self.run_locked(add)
-        return found[0] if found else None
+        return repeated_uses[0] if repeated_uses else None
 
     # Lifetime
 

@@ -85,8 +85,8 @@ def _known_dependencies(nodes: Sequence[Node], known: set[int]) -> list[set[int]
     """Return, for each node, the nearest nodes before it that are `known`."""
     nearest: list[set[int]] = []
     for node in nodes:
-        found = [{at} if at in known else nearest[at] for at in node.after]
-        nearest.append(set().union(*found))
+        nearest_of_each = [{at} if at in known else nearest[at] for at in node.after]
+        nearest.append(set().union(*nearest_of_each))
     return nearest
 
 

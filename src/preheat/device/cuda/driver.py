@@ -129,8 +129,8 @@ def function_address(name: str, version: int = _VERSION) -> int:
     which = (
         "CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM" if per_thread else "CU_GET_PROC_ADDRESS_DEFAULT"
     )
-    found, _ = call("cuGetProcAddress", name.encode(), version, int(getattr(flags, which)))
-    return int(found)
+    address, _ = call("cuGetProcAddress", name.encode(), version, int(getattr(flags, which)))
+    return int(address)
 
 
 @contextmanager
