@@ -195,10 +195,10 @@ class Gpu(GraphMethods):
                 return entry.value
         try:
             check_name("a kernel", name)
-            asked = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
+            wanted = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
             if not wait and self.builder.sealed is not SealMode.ERROR:
-                return pending.pending_kernel(self._session, asked, name)
-            return self._session.kernel(asked, name)
+                return pending.pending_kernel(self._session, wanted, name)
+            return self._session.kernel(wanted, name)
         except SealedError as error:
             raise error.naming(name) from None
         except PreheatError as error:
@@ -354,7 +354,7 @@ class Gpu(GraphMethods):
         return new_array(self._context, shape_of(shape), dtype_of(dtype), stream)
 
     def zeros(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
-        """Return a new array of zeros. The arguments are those of `empty`.
+        """Return a new array of zeros. See `empty` for the arguments.
 
         Examples:
             >>> gpu.zeros(3).numpy()

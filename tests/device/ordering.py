@@ -101,4 +101,4 @@ def fill(tensor: Any, value: int) -> None:
 
 def is_shared(array: Array) -> bool:
     """Return True if another library may use the memory at any time."""
-    return array.buffer.uses.shared
+    return array.buffer.uses.exported

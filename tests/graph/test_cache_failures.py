@@ -133,7 +133,7 @@ def test_the_wait_after_failures_doubles_to_a_bound() -> None:
     known = cache_entries.UncapturedKey()
     waits = list[int]()
     for _ in range(12):
-        known.failed("so")
+        known.record_failure("so")
         waits.append(known.wait)
     assert waits == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 4096, 4096, 4096]
 

@@ -17,7 +17,7 @@ import pytest
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
-from preheat.graph.libraries import ForeignLibraries
+from preheat.graph.libraries import RedirectedLibraries
 from tests.device.support import KERNELS
 from tests.faulty import FaultyGpu
 from tests.graph.support import InterruptedByTestError, axpy_case
@@ -110,14 +110,14 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
 ) -> None:
     made = axpy_case(faulty.gpu)
 
-    leave = ForeignLibraries.leave
+    leave = RedirectedLibraries.leave
 
-    def fail(libraries: ForeignLibraries) -> None:
+    def fail(libraries: RedirectedLibraries) -> None:
         leave(libraries)
         raise RuntimeError("no way back")
 
     with monkeypatch.context() as patch:
-        patch.setattr("preheat.graph.libraries.ForeignLibraries.leave", fail)
+        patch.setattr("preheat.graph.libraries.RedirectedLibraries.leave", fail)
         with pytest.raises(RuntimeError, match="no way back"), faulty.gpu.capture() as graph:
             made.launch()
     assert graph.state is State.FAILED

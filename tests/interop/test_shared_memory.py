@@ -154,7 +154,7 @@ def test_the_consumer_does_not_overwrite_what_is_still_read(
 
 def shared(a: Array) -> bool:
     """Return True while another library may use this memory."""
-    return a.buffer.uses.shared and a.uses.writer is None
+    return a.buffer.uses.exported and a.uses.writer is None
 
 
 @pytest.mark.gpu
@@ -172,7 +172,7 @@ def test_an_array_is_ours_alone_again_once_its_consumers_have_released_it(
     assert shared(a)
     del second
     gc.collect()
-    assert not a.buffer.uses.shared
+    assert not a.buffer.uses.exported
     work.put(a, 3.0)
     assert a.uses.writer is own
     assert distinct(a.numpy()) == {3.0}
@@ -199,7 +199,7 @@ def test_what_a_consumer_did_in_a_stream_before_the_release_comes_first(work: Wo
         del view
         gc.collect()
         with peer.stream():  # No earlier work is pending in it.
-            assert not a.buffer.uses.shared
+            assert not a.buffer.uses.exported
             work.copy(a, out)
             assert distinct(out.numpy()) == {5.0}
 

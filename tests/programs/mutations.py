@@ -193,8 +193,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph does not keep what other libraries allocated inside it", "graph/recorded.py",
-        "            pools = capture.foreign_libraries.take_pools()\n",
-        "            capture.foreign_libraries.take_pools()\n",
+        "            pools = capture.libraries_inside.take_pools()\n",
+        "            capture.libraries_inside.take_pools()\n",
     ),
     Mutation(
         "a launch does not hold what its library does not wait for", "device/launch.py",
@@ -248,7 +248,7 @@ MUTATIONS = (
     ),
     Mutation(
         "shared memory counts as ours alone inside a capture", "graph/captured_streams.py",
-        "        if any(each.shared for each in uses):\n",
+        "        if any(each.exported for each in uses):\n",
         "        if False:\n",
     ),
     Mutation(
@@ -263,7 +263,7 @@ MUTATIONS = (
     ),
     Mutation(
         "replays of graphs that share a pool are not ordered", "graph/recorded.py",
-        "            uses[shared.uses] = True\n",
+        "            uses[shared_pool.uses] = True\n",
         "            pass\n",
     ),
     Mutation(
@@ -273,7 +273,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph does not keep the pool that it shares", "graph/libraries.py",
-        "else (self.shared,)",
+        "else (self.shared_pool,)",
         "else (None,)",
     ),
     Mutation(

@@ -296,7 +296,7 @@ def new_param_buffer(signature: Signature) -> ParamBuffer:
 class _SharedParts(NamedTuple):
     """What the signatures of all kernels with the same parameters have in common.
 
-    `layout` is that of the parameters in memory, padding included. `memory_positions` has the positions
+    `layout` describes the parameters in memory, padding included. `memory_positions` has the positions
     of the parameters that take memory, with True where it may be written.
     """
 

@@ -11,7 +11,7 @@ from preheat.device import base, dlpack
 from preheat.device.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.device.base import ON_HOST
 from preheat.device.context import Context
-from preheat.device.host import converted, element_bytes, host_array, host_bytes, shape_of
+from preheat.device.host import convert, element_bytes, host_array, host_bytes, shape_of
 from preheat.device.memory import Buffer
 from preheat.device.order import Section
 from preheat.device.stream import raw_stream
@@ -58,7 +58,7 @@ class Array:
 
     # A fast launch reads only `uses.writer`, `dtype` and `address`. A stream belongs to one device, and
     # `uses.writer` is None once the memory is freed. So one identity test shows that the memory is
-    # valid, on this device, and usable in this stream without waiting. `uses` is that of the buffer,
+    # valid, on this device, and usable in this stream without waiting. `uses` belongs to the buffer,
     # unless the array is scratch memory whose frame has ended.
     uses: Uses
 
@@ -187,7 +187,7 @@ class Array:
             stream = self._stream
             with self._section(stream, write=False):
                 self._device.copy_out(flat, self.address, stream)
-        return converted(out, self.dtype, wanted)
+        return convert(out, self.dtype, wanted)
 
     def write(self, data: object) -> Array:
         """Copy `data`, which has the same shape, from the host, and return the array.

@@ -57,7 +57,7 @@ Submit = Callable[[int, int], tuple[int, ...]]
 #: Finds the source lines of code when an error has to name one; None when they are unknown.
 FindLines = Callable[[], "Lines | None"]
 
-#: A prepared replay of a graph in one stream. `Device.check` takes its status, as that of a launch.
+#: A prepared replay of a graph in one stream. `Device.check` takes its status, as it takes a launch's.
 Replay = Callable[[], tuple[int, ...]]
 
 #: The status of a replay that did nothing, because something has to be checked first: another library

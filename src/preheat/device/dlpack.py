@@ -236,11 +236,11 @@ def export_array(array: Array, stream: int | None, *, versioned: bool) -> Any:
     else:
         handles = [_LEGACY_STREAM if stream is None else stream]
     number = next(export_numbers)
-    shared = uses.shared
+    exported = uses.exported
     # From here on, no stream gets a right to the memory.
     uses.dlpack_exports[number] = retained_current_streams(device)
     try:
-        _export(array, handles, shared=shared)
+        _export(array, handles, exported=exported)
     except BaseException:
         del uses.dlpack_exports[number]
         raise
@@ -269,14 +269,14 @@ def cuda_interface(array: Array) -> dict[str, Any]:
     }
 
 
-def _export(array: Array, handles: Iterable[int], *, shared: bool) -> None:
+def _export(array: Array, handles: Iterable[int], *, exported: bool) -> None:
     """Let another library use the memory in the streams with these handles."""
     context = array.buffer.context
     capture = context.active_capture()
     if capture is not None:
         capture.add_export(array)
         handles = ()  # The replay of the graph orders this work.
-    context.order.export(array.buffer.uses, handles, shared=shared)
+    context.order.export(array.buffer.uses, handles, exported=exported)
     array.buffer.export()
 
 
@@ -290,10 +290,10 @@ def _export_by_interface(array: Array) -> None:
     uses = array.buffer.uses
     streams = [_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]
     before = uses.exported_by_interface
-    shared = uses.shared
+    exported = uses.exported
     uses.exported_by_interface = True
     try:
-        _export(array, streams, shared=shared)
+        _export(array, streams, exported=exported)
     except BaseException:
         uses.exported_by_interface = before
         raise

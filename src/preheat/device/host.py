@@ -19,7 +19,7 @@ else:
     np = LazyModule("numpy")
 
 __all__ = [
-    "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "integer",
+    "bfloat16_bytes", "convert", "element_bytes", "host_array", "host_bytes", "integer",
     "number_format", "packer", "shape_of",
 ]  # fmt: skip
 
@@ -91,7 +91,7 @@ def bfloat16_bytes(value: float) -> bytes:
     return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
 
 
-def converted(host: np.ndarray[Any, Any], held: DType, wanted: DType | None) -> np.ndarray[Any, Any]:
+def convert(host: np.ndarray[Any, Any], held: DType, wanted: DType | None) -> np.ndarray[Any, Any]:
     """Convert elements of type `held`, copied from a device, to `wanted` if it is given."""
     if wanted is None or wanted is held:
         return host
@@ -150,7 +150,7 @@ def host_bytes(host: np.ndarray[Any, Any]) -> memoryview:
 
 
 def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
-    """Return `data` as a contiguous NumPy array whose bytes are those of `dtype`."""
+    """Return `data` as a contiguous NumPy array in the byte layout of `dtype`."""
     try:
         host = np.asarray(memoryview(data) if isinstance(data, bytes) else data)
     except (TypeError, ValueError) as bad:
@@ -173,9 +173,9 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
 
 def _not_numbers_error(host: np.ndarray[Any, Any], data: object) -> InputError:
     """Return the error for data that NumPy reads as text or objects; it names the first one."""
-    for found in _non_numbers(data):
+    for item in _non_numbers(data):
         return InputError(
-            f"cannot read {type(data).__name__} as an array: {short_repr(found)} is not a number",
+            f"cannot read {type(data).__name__} as an array: {short_repr(item)} is not a number",
             hint="pass numbers, nested lists of numbers, bytes, or an array of another library",
         )
     if not host.size:

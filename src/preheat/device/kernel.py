@@ -74,7 +74,7 @@ class Kernel:
             >>> gpu.kernel(SAXPY, "saxpy").occupancy(256)
             Occupancy(blocks=8, fraction=1.0)
         """
-        geometry = self._sized(1, block, shared)
+        geometry = self._check_size(1, block, shared)
         return self._function.occupancy(math.prod(geometry.block), geometry.shared)
 
     def max_potential_block_size(
@@ -97,10 +97,12 @@ class Kernel:
         uses, limits = self.attributes, self._context.device.limits
         if limit is not None and (type(limit) is not int or limit < 1):
             raise LaunchError(self.name, f"limit is a number of threads, not {limit!r}")
-        most = min(limits.threads, uses.threads) if limit is None else self._sized(1, limit).block[0]
+        max_threads = (
+            min(limits.threads, uses.threads) if limit is None else self._check_size(1, limit).block[0]
+        )
         best, filled = None, 0
-        for aligned in range(-(-most // limits.warp) * limits.warp, 0, -limits.warp):
-            block = min(aligned, most)
+        for aligned in range(-(-max_threads // limits.warp) * limits.warp, 0, -limits.warp):
+            block = min(aligned, max_threads)
             dynamic = self._bytes(shared(block) if callable(shared) else shared)
             if not 0 <= dynamic <= uses.dynamic_shared:
                 continue
@@ -111,7 +113,7 @@ class Kernel:
         if best is None:
             raise LaunchError(
                 self.name,
-                f"no block of up to {most} threads can run with this dynamic shared memory; "
+                f"no block of up to {max_threads} threads can run with this dynamic shared memory; "
                 f"a block can have {uses.dynamic_shared} bytes of it",
             )
         return best
@@ -196,7 +198,7 @@ class Kernel:
             grid: The number of blocks, or a tuple.
             block: The number of threads of a block, or a tuple.
             shared: Dynamic shared memory in bytes.
-            stream: The stream. The default is that of the device, or the current stream of the library
+            stream: The stream. The default is the device's, or the current stream of the library
                 whose tensors are among the arguments.
             cluster: The size of a cluster in blocks.
             cooperative: Allow the grid to synchronise.
@@ -241,7 +243,7 @@ class Kernel:
     ) -> Bound:
         """Fix all arguments and settings, so that a call costs little more than the call of the driver.
 
-        The arguments are those of `launch`.
+        See `launch` for the arguments.
 
         Examples:
             >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
@@ -278,7 +280,7 @@ class Kernel:
     ) -> base.Geometry:
         """Return a geometry, checked for this kernel and its device.
 
-        The arguments are those of `launch`.
+        See `launch` for the arguments.
 
         Raises:
             LaunchError: The device cannot launch it.
@@ -288,7 +290,7 @@ class Kernel:
             (16, 16, 1)
         """
         try:
-            geometry = self._sized(grid, block, shared)
+            geometry = self._check_size(grid, block, shared)
             if cluster is not None or cooperative or programmatic:
                 geometry = geometry._replace(
                     cluster=None if cluster is None else self._dim("cluster", cluster),
@@ -302,7 +304,7 @@ class Kernel:
             shorten_traceback(error)
             raise
 
-    def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
+    def _check_size(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
         """Check grid, block and shared memory against the limits."""
         if self._context.lost is not None:
             self._context.require_alive(Launch.RECREATE)
@@ -316,8 +318,10 @@ class Kernel:
         threads = geometry.block[0] * geometry.block[1] * geometry.block[2]
         if threads > min(limits.threads, uses.threads):
             why = f"of {self.name}" if uses.threads < limits.threads else "on this device"
-            most = min(limits.threads, uses.threads)
-            raise LaunchError(self.name, f"a block of {threads} threads; the maximum {why} is {most}")
+            max_threads = min(limits.threads, uses.threads)
+            raise LaunchError(
+                self.name, f"a block of {threads} threads; the maximum {why} is {max_threads}"
+            )
         if geometry.shared < 0 or geometry.shared + uses.shared > limits.shared_optin:
             raise LaunchError(
                 self.name,
@@ -359,7 +363,7 @@ class Kernel:
 
     def _check_cluster(self, made: base.Geometry) -> None:
         fixed = self._function.bounds.cluster
-        most = self._context.device.limits.cluster
+        max_blocks = self._context.device.limits.cluster
         if fixed is not None and not any(fixed):
             if made.cluster is None:
                 why = "__cluster_dims__() has no size, so every launch needs cluster="
@@ -372,8 +376,10 @@ class Kernel:
         if cluster is None:
             return
         blocks = math.prod(cluster)
-        if blocks > most:
-            raise LaunchError(self.name, f"a cluster of {blocks} blocks; the device allows {most}")
+        if blocks > max_blocks:
+            raise LaunchError(
+                self.name, f"a cluster of {blocks} blocks; the device allows {max_blocks}"
+            )
         if any(whole % part for whole, part in zip(made.grid, cluster, strict=True)):
             raise LaunchError(self.name, f"grid {made.grid} is not a multiple of the cluster {cluster}")
 

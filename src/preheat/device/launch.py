@@ -169,7 +169,7 @@ class Operation(ABC):
                     arguments.use(array, write=param.writes)
                     arguments.arrays[position] = array
             except (ArgumentMismatch, InputError) as mismatch:
-                raise self._refused(mismatch, position) from None
+                raise self._refusal(mismatch, position) from None
         return arguments
 
     def _value(self, param: ParamSpec, given: Any, stream: int, arguments: LaunchArguments) -> Any:
@@ -178,14 +178,14 @@ class Operation(ABC):
             tensor = given.array
             param = replace(param, dtypes=None) if given.any_dtype else param
         if param.pointer and isinstance(tensor, Array):
-            return self._own(param, tensor)
+            return self._address_of_own(param, tensor)
         if param.pointer and (kind := tensor_kind(tensor)) is not None:
             operand = kind.read(tensor, stream)
             name = type(tensor).__name__
             self._require_here(operand, name)
             if not operand.contiguous and tensor is given:
                 raise ArgumentMismatch(f"{name} is not contiguous", _CONTIGUOUS)
-            return self._foreign(param, kind, operand, name, arguments)
+            return self._address_of_foreign(param, kind, operand, name, arguments)
         if param.pointer and isinstance(given, Pointer):
             return param.address(given.address)
         if param.pointer and given is None:
@@ -198,7 +198,7 @@ class Operation(ABC):
             raise ArgumentMismatch(why, hint)
         return param.struct_bytes(given)
 
-    def _own(self, param: ParamSpec, array: Array) -> int:
+    def _address_of_own(self, param: ParamSpec, array: Array) -> int:
         buffer = array.buffer
         if buffer.lost is not None:
             raise _FreedMemory(f"{array!r}: {buffer.lost}", array.remedy)
@@ -222,7 +222,7 @@ class Operation(ABC):
             why = f"{name} is in {operand.place}, the kernel is on {here.name}"
             raise ArgumentMismatch(why, operand.remedy(here))
 
-    def _foreign(
+    def _address_of_foreign(
         self, param: ParamSpec, kind: TensorKind, operand: Operand, name: str, args: LaunchArguments
     ) -> int:
         if param.dtypes is not None and operand.dtype not in (None, *param.dtypes):
@@ -237,7 +237,7 @@ class Operation(ABC):
             args.keep_alive.append(operand.owner)
         return operand.address
 
-    def _refused(self, mismatch: ArgumentMismatch | InputError, position: int) -> LaunchError:
+    def _refusal(self, mismatch: ArgumentMismatch | InputError, position: int) -> LaunchError:
         kind = StaleBufferError if isinstance(mismatch, _FreedMemory) else LaunchError
         hint = self.signature.hint(position, mismatch.hint)
         return kind(self.signature.kernel, str(mismatch), argument=position, hint=hint)

@@ -204,7 +204,7 @@ class CuPy(Library):
     api = "cupy"
 
     def native_reader(self, kind: type) -> object:
-        """Return the type of device, our element types by those of CuPy, and `get_current_stream`."""
+        """Return the type of device, our element types by CuPy's, and `get_current_stream`."""
         del kind
         known = (dtype for dtype in DTYPES.values() if hasattr(self.module, dtype.name))
         elements = {dtype.numpy(): dtype for dtype in known}

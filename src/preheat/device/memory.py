@@ -105,7 +105,7 @@ class Buffer:
             self._close_uses()
 
         self.context.order.run_locked(close)
-        if not closed[0] or self.uses.shared:
+        if not closed[0] or self.uses.exported:
             return
         if self.context.lost is None:
             self._exported_memory = ()

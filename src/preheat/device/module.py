@@ -10,7 +10,7 @@ from preheat.device import base
 from preheat.device.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
 from preheat.device.arguments import Signature
 from preheat.device.context import Context
-from preheat.device.host import converted, host_array, host_bytes
+from preheat.device.host import convert, host_array, host_bytes
 from preheat.device.kernel import Kernel
 from preheat.errors import InputError, PreheatError
 from preheat.model.artifact import Artifact, EntryPoint, check_name
@@ -196,7 +196,7 @@ class SymbolView:
         out = np.empty(self.nbytes // stored.size, stored.numpy())
         context.wait_for_work()  # Any stream may have written it.
         context.device.copy_out(host_bytes(out), self.address, context.stream)
-        return converted(out, stored, wanted)
+        return convert(out, stored, wanted)
 
     def write(self, data: object) -> None:
         """Set the value from the host, after all earlier work on the device and before later work.

@@ -85,8 +85,8 @@ def strided(array: Any) -> Strided:
 class Operand(NamedTuple):
     """Memory of a tensor in one launch.
 
-    `nbytes` extend from the lowest element to the end of the highest one. `address` is that of the
-    first element, which is `offset` bytes above the lowest. `ready` is the stream whose work must
+    `nbytes` extend from the lowest element to the end of the highest one. `address` is where the first
+    element begins, which is `offset` bytes above the lowest. `ready` is the stream whose work must
     complete first, if any. `owner` keeps the memory alive, independently of the tensor.
     """
 

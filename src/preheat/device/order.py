@@ -134,8 +134,8 @@ class Order:
         names of the libraries.
         `capturing` is `is_capturing(stream)`, where the caller knows it.
         """
-        shared = any(part.shared for each in uses for part in each.with_freed_parts())
-        handles = {**others, **self._library_streams()} if shared else others
+        exported = any(part.exported for each in uses for part in each.with_freed_parts())
+        handles = {**others, **self._library_streams()} if exported else others
         timelines = {self._timeline_of(at): name for at, name in handles.items() if at != stream.handle}
         capturing = self.is_capturing(stream) if capturing is None else capturing
         return Section(self, self.timeline(stream), uses, timelines, capturing)
@@ -181,12 +181,12 @@ class Order:
             )
         return timeline
 
-    def export(self, uses: Uses, handles: Iterable[int], *, shared: bool) -> None:
+    def export(self, uses: Uses, handles: Iterable[int], *, exported: bool) -> None:
         """Let streams of another library use this memory. They wait for its earlier uses.
 
-        `shared` means that other consumers hold the memory already.
+        `exported` means that other consumers hold the memory already.
         """
-        before = [self._timeline_of(handle) for handle in self._library_streams()] if shared else []
+        before = [self._timeline_of(handle) for handle in self._library_streams()] if exported else []
         timelines = [self._timeline_of(handle) for handle in handles]
         if any(self.is_capturing(timeline.stream) for timeline in (*timelines, *before)):
             raise CaptureError(
@@ -240,17 +240,17 @@ class Order:
         `prepare` returns the launch of the work, which records the given event.
         """
         timeline = self.timeline(stream)
-        found: list[RepeatedUse] = []
+        repeated_uses: list[RepeatedUse] = []
 
         def add() -> None:
             if all(each.needs_no_wait(timeline, write=write) for each, write in uses.items()):
                 repeated = RepeatedUse(self, timeline, uses, prepare(timeline.event))
                 for each in uses:
                     each.add_dependent(repeated)
-                found.append(repeated)
+                repeated_uses.append(repeated)
 
         self.run_locked(add)
-        return found[0] if found else None
+        return repeated_uses[0] if repeated_uses else None
 
     # Lifetime
 

@@ -9,20 +9,20 @@ Open memory is in one of four states.
                 no bookkeeping: this is the short path, and `Uses.writer` is the one thing it tests.
     read        Streams of ours may read it without waiting. `Uses.readers` has them.
     free        No stream has a right to it, and the next use in a stream of ours acquires one.
-    shared      Another library holds it and may use it at any time. No stream has a right to it: each
+    exported    Another library holds it and may use it at any time. No stream has a right to it: each
                 use waits for the current streams of the other libraries, and they wait for each use.
 
 A stream that has no right acquires it: it waits for the uses that it has not waited for yet. A read
 waits only for writes. A write waits for reads and writes. Before a stream loses a right, an event is
 recorded in it for the others to wait for. Its next use of the memory acquires a right again.
 
-    what happens                      exclusive (A)   read          free            shared
-    our stream B reads                read (A, B)     read (+ B)    exclusive (B) * shared
-    our stream B writes               exclusive (B)   exclusive (B) exclusive (B)   shared
-    a foreign stream reads            read (A)        read          free            shared
-    a foreign stream writes           free            free          free            shared
-    `add_pending_reader`              read (A)        read          free            shared
-    export to another library         shared          shared        shared          shared
+    what happens                      exclusive (A)   read          free            exported
+    our stream B reads                read (A, B)     read (+ B)    exclusive (B) * exported
+    our stream B writes               exclusive (B)   exclusive (B) exclusive (B)   exported
+    a foreign stream reads            read (A)        read          free            exported
+    a foreign stream writes           free            free          free            exported
+    `add_pending_reader`              read (A)        read          free            exported
+    export to another library         exported        exported      exported        exported
     release of the last export                                                      free
 
     * read (B) if other streams have read the memory since the last write: a write waits for them.
@@ -132,7 +132,7 @@ class Uses:
     finalizers take no lock.
 
     `writer` is our stream with the exclusive right, and `readers` are the streams with the right
-    to read, by id. Both are empty while the memory is shared, and stay empty once it is closed.
+    to read, by id. Both are empty while the memory is exported, and stay empty once it is closed.
     """
 
     __slots__ = (
@@ -156,7 +156,7 @@ class Uses:
         self.closed = False
 
     @property
-    def shared(self) -> bool:
+    def exported(self) -> bool:
         """Return True while another library may use this memory without notice."""
         return self.exported_by_interface or bool(self.dlpack_exports)
 
@@ -166,10 +166,10 @@ class Uses:
 
         A release in another thread adds to `released_streams` before it ends the export.
         """
-        return not self.closed and not self.shared and not self.released_streams
+        return not self.closed and not self.exported and not self.released_streams
 
     def with_freed_parts(self) -> Iterator[Uses]:
-        """Yield these uses, and those of the parts that have ended."""
+        """Yield these uses, and the uses of the parts that have ended."""
         yield self
         for part in list(self.freed_parts.values()):
             yield from part.with_freed_parts()
@@ -349,9 +349,9 @@ class Uses:
         """Return True if only the order of `home` decides when this memory can be used again."""
         if self._last_writes or self._last_reads or self._pending_readers or self.released_streams:
             return False
-        return not self.freed_parts and not self.shared and self._writer_timeline in (home, None)
+        return not self.freed_parts and not self.exported and self._writer_timeline in (home, None)
 
 
 def add_use(uses: dict[Uses, bool], one: Uses, *, write: bool) -> None:
-    """Add a use to those of a piece of work, which writes the memory if any of its uses does."""
+    """Add a use to a piece of work, which writes the memory if any of its uses does."""
     uses[one] = write or uses.get(one, False)

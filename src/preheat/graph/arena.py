@@ -35,7 +35,7 @@ class Span(NamedTuple):
         """Return True if both have bytes in common."""
         return self.address < other.end and other.address < self.end
 
-    def joined(self, other: Span) -> Span:
+    def join_with(self, other: Span) -> Span:
         """Return this span and the one that follows it as one."""
         return Span(self.address, self.size + other.size, self.block)
 
@@ -70,7 +70,7 @@ class FreeList:
         joined: list[Span] = []
         for span in sorted([*self.spans, *spans], key=lambda each: each.address):
             if joined and joined[-1].precedes(span):
-                joined[-1] = joined[-1].joined(span)
+                joined[-1] = joined[-1].join_with(span)
             else:
                 joined.append(span)
         self.spans = joined

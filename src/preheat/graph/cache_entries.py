@@ -103,7 +103,7 @@ class UncapturedKey:
         self.failures = 0
         self.reason: str | None = None
 
-    def failed(self, reason: str) -> None:
+    def record_failure(self, reason: str) -> None:
         """Note one more failure and wait twice as long as after the one before."""
         self.wait = _WAITS[min(self.failures, len(_WAITS) - 1)]
         self.failures += 1
@@ -149,7 +149,7 @@ class Entries:
         self._pending: dict[EntryKey, PendingCapture] = {}
         self.owners: dict[int, _OwnerRef] = {}  # by id
         self.collected: deque[_OwnerRef] = deque()
-        self._on_collected = partial(_owner_collected, weakref.ref(self))
+        self._on_collected = partial(_remove_owner, weakref.ref(self))
         self.lock = threading.Lock()
 
     def after_fork(self) -> None:
@@ -210,7 +210,7 @@ class Entries:
         # A context that is not lost is the current one. While no owner was collected either, there is
         # nothing to remove.
         if not self.context.unrestricted or self.collected:
-            with self._refreshed():
+            with self._current_entries():
                 pass
         cached = self.graphs.get(entry)
         if cached is None:
@@ -223,13 +223,13 @@ class Entries:
 
     def has(self, entry: EntryKey) -> bool:
         """Return True if a key has a usable graph, without counting it as used."""
-        with self._refreshed():
+        with self._current_entries():
             cached = self.graphs.get(entry)
         return cached is not None and cached.usable
 
     def put(self, entry: EntryKey, cached: CachedGraph) -> list[EntryKey]:
         """Give a key its graph; return the keys whose graphs were evicted for it."""
-        with self._refreshed() as removed:
+        with self._current_entries() as removed:
             return self._put(entry, cached, removed)
 
     def drop(self, entry: tuple[Hashable, Hashable], cached: CachedGraph) -> None:
@@ -240,21 +240,21 @@ class Entries:
 
     def forget(self, entries: Iterable[EntryKey]) -> None:
         """Forget these keys, their graphs and failures."""
-        with self._refreshed() as removed:
+        with self._current_entries() as removed:
             for entry in entries:
                 self._forget(entry, removed)
 
     def forget_all(self, owner: object) -> None:
         """Forget all keys of an owner, or of all owners if it is None."""
         token = self.owner_token(owner)
-        with self._refreshed() as removed:
+        with self._current_entries() as removed:
             for entry in self._all_keys():
                 if owner is None or entry.owner == token:
                     self._forget(entry, removed)
 
     def report(self) -> CacheReport:
         """Describe all graphs and the keys in quarantine."""
-        with self._refreshed():
+        with self._current_entries():
             in_order = sorted(self.graphs.items(), key=_last_use)
             graphs = tuple(_report(*item) for item in in_order if item[1].usable)
             quarantined = tuple(
@@ -298,14 +298,14 @@ class Entries:
     ) -> list[EntryKey]:
         """End a capture with a graph, a reason for quarantine, or neither; return evicted keys."""
         evicted: list[EntryKey] = []
-        with self._refreshed() as removed:
+        with self._current_entries() as removed:
             if self._pending.get(entry) is pending:
                 del self._pending[entry]
             late = pending.cancelled or pending.context is not self.context
             if cached is not None and not late:
                 evicted = self._put(entry, cached, removed)
             if reason is not None and not late:
-                self._remember(entry).failed(reason)
+                self._remember(entry).record_failure(reason)
         return evicted
 
     def failure(self, entry: EntryKey) -> str | None:
@@ -315,7 +315,7 @@ class Entries:
             return None if state is None else state.reason
 
     @contextmanager
-    def _refreshed(self) -> Iterator[_Removed]:
+    def _current_entries(self) -> Iterator[_Removed]:
         """Hold the lock while only current entries are left. Drop the removed graphs afterwards."""
         with self.lock:
             removed = self._refresh()
@@ -392,7 +392,7 @@ class Entries:
             removed.clear()
 
 
-def _owner_collected(entries: weakref.ref[Entries], owner: _OwnerRef) -> None:
+def _remove_owner(entries: weakref.ref[Entries], owner: _OwnerRef) -> None:
     alive = entries()
     if alive is not None:
         alive.remove_collected(owner)

@@ -142,8 +142,8 @@ class CachedGraph:
     def _changes(self, new: CachedGraph) -> list[str]:
         """Describe what `new` does or returns differently."""
         names = MemoryNames({}, generations(self.graph) & generations(new.graph))
-        nodes, outputs = self._described(names)
-        new_nodes, new_outputs = new._described(names)
+        nodes, outputs = self._describe(names)
+        new_nodes, new_outputs = new._describe(names)
         rows = diff(nodes, new_nodes)
         for path in dict.fromkeys((*outputs, *new_outputs)):
             before = outputs.get(path, Returned("nothing"))
@@ -152,14 +152,14 @@ class CachedGraph:
                 rows.append(f"returned{path}: {before.became(after)}")
         return rows
 
-    def _described(self, names: MemoryNames) -> tuple[list[Node], dict[str, Returned]]:
+    def _describe(self, names: MemoryNames) -> tuple[list[Node], dict[str, Returned]]:
         """Return nodes and outputs, with memory from inside the capture named by its order."""
         memory = CaptureMemory(self.generation_limit, names)
         nodes = [memory.node(node) for node in self.graph.nodes]
         device = self.graph.context.device
         foreign = bool(self.graph.foreign)
         outputs = {
-            path: memory.returned(item, trees.memory_of(item, device), foreign=foreign)
+            path: memory.describe_returned(item, trees.memory_of(item, device), foreign=foreign)
             for path, item in trees.leaves(self.outputs)
         }
         return nodes, outputs

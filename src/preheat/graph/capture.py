@@ -19,7 +19,7 @@ from preheat.device.operands import Operand
 from preheat.device.uses import Uses, add_use
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.captured_streams import CapturedStreams, give_back_stream, take_stream
-from preheat.graph.libraries import ForeignLibraries, SharedPool
+from preheat.graph.libraries import RedirectedLibraries, SharedPool
 from preheat.graph.nodes import Node, Record
 from preheat.process.callsite import CallSite, call_site, caller, format_site
 
@@ -38,12 +38,9 @@ class Capture:
 
     The captured stream is used for captures only. Work for `requested`, the stream that the caller
     named, is captured as well. New arrays come from `allocator`, and other libraries allocate from
-    `shared`, if it is given. The first error inside is kept with the line that caused it, and `end`
-    reports that one, not the errors that follow from it. `streams` has the captured stream and the
-    streams that were forked from it.
-
-    A captured launch is appended to `records` as a tuple, which keeps its arguments alive. Everything
-    else that the graph has to know about it is found at the end, once for all launches.
+    `shared_pool`, if it is given. The first error inside is kept with the line that caused it, and
+    `end` reports that one, not the errors that follow from it. `streams` has the captured stream and
+    the streams that were forked from it.
     """
 
     def __init__(
@@ -53,7 +50,7 @@ class Capture:
         mode: str,
         graph: object,
         allocator: Allocator | None = None,
-        shared: SharedPool | None = None,
+        shared_pool: SharedPool | None = None,
     ) -> None:
         self.context = context
         self.mode = mode
@@ -75,20 +72,20 @@ class Capture:
         self._placed: dict[int, Node] = {}  # fills and copies, which have no name, by position
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
-        self._shared = shared
-        self.stream = take_stream(context) if shared is None else shared.stream
+        self._shared_pool = shared_pool
+        self.stream = take_stream(context) if shared_pool is None else shared_pool.stream
         self.streams = CapturedStreams(context, self.stream, requested, self._began)
-        self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
+        self.libraries_inside = RedirectedLibraries(context.device, self.stream, shared_pool)
 
     def open(self) -> None:
         """Begin the capture. If this fails or is interrupted, `abort` undoes what was done."""
         self.context.active_captures()
-        if self._shared is not None and self.thread not in self.context.captures_by_thread:
-            self._shared.begin_turn(self.streams.token)
+        if self._shared_pool is not None and self.thread not in self.context.captures_by_thread:
+            self._shared_pool.begin_turn(self.streams.token)
         with self.context.capture_lock:
             self.context.add_capture(self)
             self._opened = True
-            self.foreign_libraries.enter()
+            self.libraries_inside.enter()
             try:
                 self._at_device = True
                 self.stream.begin_capture(self.mode)
@@ -136,7 +133,7 @@ class Capture:
         """End the capture at the device, even if a library that took part raises."""
         try:
             if self.thread == threading.get_ident():
-                self.foreign_libraries.leave()
+                self.libraries_inside.leave()
             self.context.require_alive("capture the graph again: gpu.capture()")
         except BaseException:
             if self.context.lost is None:
@@ -194,7 +191,7 @@ class Capture:
             if self._at_device:
                 self._end().close()
             else:
-                self.foreign_libraries.leave()
+                self.libraries_inside.leave()
         except ContextLostError:
             self._at_device = False  # A lost context has no captures.
         except DeviceError as error:
@@ -212,17 +209,17 @@ class Capture:
         self.over = True
         if self.context.remove_capture(self) or not self._opened:
             self.streams.close()
-            if self._shared is None:
+            if self._shared_pool is None:
                 give_back_stream(self.context, self.stream)
-        if self._shared is not None:
-            self._shared.end_turn(self.streams.token)
+        if self._shared_pool is not None:
+            self._shared_pool.end_turn(self.streams.token)
 
     def release_pools(self) -> None:
         """Release memory of other libraries at a safe point.
 
         Inside a capture, this would end the process.
         """
-        pools = self.foreign_libraries.take_pools()
+        pools = self.libraries_inside.take_pools()
         if pools:
             self.context.deferred_cleanups.append(partial(_release, pools))
 

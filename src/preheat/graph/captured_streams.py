@@ -100,7 +100,7 @@ class CapturedStreams:
         return Branch(stream, self.token, "a stream of another library", call_site())
 
     def _foreign_branches(self, handles: Iterable[int]) -> Iterator[Branch]:
-        """Yield those of these streams that another library has forked from the captured one."""
+        """Yield the streams among these that another library has forked from the captured one."""
         for handle in handles:
             if handle != self.main.handle:
                 stream = self._context.order.adopt(handle)
@@ -116,7 +116,7 @@ class CapturedStreams:
 
         `libraries` are the current streams of libraries whose tensors the work uses as well.
         """
-        if any(each.shared for each in uses):
+        if any(each.exported for each in uses):
             libraries = {**libraries, **current_streams(self._context.device)}
         others = [each for each in self._foreign_branches(libraries) if each.stream.id != stream.id]
         branch = self._branch(stream)

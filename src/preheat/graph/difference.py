@@ -77,7 +77,7 @@ def _changed_dependencies(
         was = {position[each] for each in before[at]}
         if was != after[there]:
             head = f"node {at}, {old[at].name or old[at].kind}{_location(new[there])}"
-            rows[at] = [f"{head}: after {_listed(was)} became after {_listed(after[there])}"]
+            rows[at] = [f"{head}: after {_list_nodes(was)} became after {_list_nodes(after[there])}"]
     return rows
 
 
@@ -85,12 +85,12 @@ def _known_dependencies(nodes: Sequence[Node], known: set[int]) -> list[set[int]
     """Return, for each node, the nearest nodes before it that are `known`."""
     nearest: list[set[int]] = []
     for node in nodes:
-        found = [{at} if at in known else nearest[at] for at in node.after]
-        nearest.append(set().union(*found))
+        nearest_of_each = [{at} if at in known else nearest[at] for at in node.after]
+        nearest.append(set().union(*nearest_of_each))
     return nearest
 
 
-def _listed(positions: set[int]) -> str:
+def _list_nodes(positions: set[int]) -> str:
     return f"nodes {', '.join(map(str, sorted(positions)))}" if positions else "nothing"
 
 
@@ -142,12 +142,12 @@ class Returned(NamedTuple):
 class MemoryNames(NamedTuple):
     """Names for memory that was handed out inside two captures, common to both.
 
-    `names` has a name for each order of appearance and description. Memory in `shared` needs no name:
+    `names` has a name for each order of appearance and description. Memory in `common` needs no name:
     both captures use it.
     """
 
     names: dict[tuple[int, str], int]
-    shared: set[int | None]
+    common: set[int | None]
 
 
 class CaptureMemory:
@@ -165,7 +165,7 @@ class CaptureMemory:
         if (
             self._generation_limit is None
             or generation <= self._generation_limit
-            or generation in self._names.shared
+            or generation in self._names.common
         ):
             return generation
         order = self._order.setdefault(generation, len(self._order))
@@ -183,7 +183,7 @@ class CaptureMemory:
             return argument
         return replace(argument, generation=self._name(argument.generation, str(argument)))
 
-    def returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> Returned:
+    def describe_returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> Returned:
         """Describe a returned item in the same way.
 
         With `foreign` nodes, any memory of a library matches.

@@ -126,7 +126,7 @@ class ScratchStack:
     def extend(self, span: Span) -> None:
         """Add memory, which may lengthen the last span."""
         if self.spans and self.spans[-1].precedes(span):
-            self.spans[-1] = self.spans[-1].joined(span)
+            self.spans[-1] = self.spans[-1].join_with(span)
         else:
             self.spans.append(span)
 

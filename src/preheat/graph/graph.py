@@ -110,7 +110,7 @@ class Graph(Drawable):
         self.mode = mode
         self.name = name
         self.context = context
-        self._shared = pool if isinstance(pool, SharedPool) else None
+        self._shared_pool = pool if isinstance(pool, SharedPool) else None
         self._allocator = pool if isinstance(pool, Pool) else None
         self._free_on_launch = free_on_launch
         self._given_stream = stream  # Keeps a stream of another library alive.
@@ -154,7 +154,7 @@ class Graph(Drawable):
             self._allocator.admit_capture()
         self.context.drain()
         self._capture = capture = Capture(
-            self.context, self._stream, self.mode, self, self._allocator, self._shared
+            self.context, self._stream, self.mode, self, self._allocator, self._shared_pool
         )
         try:
             self._stage = State.CAPTURING
@@ -219,7 +219,7 @@ class Graph(Drawable):
         )
         self.replay = self._replayer.function()
         self._allocator = None  # The arrays that the graph uses keep their memory.
-        self._shared = None  # The recorded work has it, if other libraries took part.
+        self._shared_pool = None  # The recorded work has it, if other libraries took part.
 
     def _abort(self) -> None:
         """End a capture that was interrupted before its body began."""
@@ -326,9 +326,9 @@ class Graph(Drawable):
             >>> graph.replay()
             >>> graph.record_read()
         """
-        shared = None if self._replayer is None else self._replayer.work.shared
-        if shared is not None:
-            shared.record_read()
+        shared_pool = None if self._replayer is None else self._replayer.work.shared_pool
+        if shared_pool is not None:
+            shared_pool.record_read()
 
     def _not_captured(self, operation: Restricted | None = None) -> NoReturn:
         """Raise because there is nothing to replay."""

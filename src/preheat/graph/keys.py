@@ -1,8 +1,8 @@
-"""Keys of cached graphs: which values are allowed, how messages and recordings show them, and keys of
-calls, which say which calls of a graphed function share a graph.
+"""Keys of cached graphs: values that are allowed, their text, and the keys of calls.
 
-Every call of a graphed function makes a key, so its parts are plain tuples, which cost a fraction of
-what tuples with names cost. The first item of such a tuple is the class that describes the part:
+The key of a call says which calls of a graphed function share a graph. Every call makes one, so its
+parts are plain tuples, which cost a fraction of what tuples with names cost. The first item of such a
+tuple is the class that describes the part:
 
     step(x, 3)  ->  ("step", None, (_ContainerKey, tuple, (), (
                         (Memory, "float32", (8,), None, (5, 0)),
@@ -122,7 +122,7 @@ class CallKey(NamedTuple):
     def __repr__(self) -> str:
         if self.user_key is not None:
             return f"{self.function} {self.user_key[0]!r}"
-        rows = [row for part in (self.positional, self.named) for row in _described(part).rows()]
+        rows = [row for part in (self.positional, self.named) for row in _describe(part).rows()]
         return f"{self.function}({', '.join(rows)})"
 
 
@@ -135,7 +135,7 @@ class _ContainerKey(NamedTuple):
 
     def rows(self) -> list[str]:
         """Return each item as text."""
-        items = [repr(_described(item)) for item in self.items]
+        items = [repr(_describe(item)) for item in self.items]
         if not self.names:
             return items
         return [f"{name}={item}" for name, item in zip(self.names, items, strict=True)]
@@ -165,7 +165,7 @@ class _MethodKey(NamedTuple):
     instance: Hashable
 
     def __repr__(self) -> str:
-        return f"({self.function!r}, {_described(self.instance)!r})"
+        return f"({self.function!r}, {_describe(self.instance)!r})"
 
 
 class _ByIdentity(weakref.ref[Any]):
@@ -301,7 +301,7 @@ def _position(array: Any, arrays: list[Any]) -> int:
     return len(arrays) - 1
 
 
-def _described(part: Any) -> Any:
+def _describe(part: Any) -> Any:
     """Return a part of a key as an object of the class that describes it."""
     return part[0](*part[1:]) if isinstance(part, tuple) else part
 

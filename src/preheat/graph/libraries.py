@@ -19,7 +19,7 @@ from preheat.graph.captured_streams import check_stream, take_stream
 from preheat.graph.pool import Pool
 from preheat.process import fork
 
-__all__ = ["CaptureMemory", "ForeignLibraries", "SharedPool", "TorchPool", "capture_memory"]
+__all__ = ["CaptureMemory", "RedirectedLibraries", "SharedPool", "TorchPool", "capture_memory"]
 
 _PAUSE = 0.001  # seconds between two checks whether another capture has ended
 
@@ -149,10 +149,10 @@ def capture_memory(pool: Any, context: Context) -> Pool | SharedPool | None:
             "torch.cuda.graph_pool_handle()",
         )
     known = _by_torch_pool.setdefault(context, WeakValueDictionary())
-    shared = known.get(number)
-    if shared is None:
-        shared = known[number] = SharedPool(context, pool)
-    return shared
+    shared_pool = known.get(number)
+    if shared_pool is None:
+        shared_pool = known[number] = SharedPool(context, pool)
+    return shared_pool
 
 
 def _torch_pool_id(pool: Any) -> PoolId | None:
@@ -163,19 +163,19 @@ def _torch_pool_id(pool: Any) -> PoolId | None:
     return None
 
 
-class ForeignLibraries:
+class RedirectedLibraries:
     """Directs torch and CuPy to the captured stream during a capture.
 
-    Each library allocates from its own memory pool meanwhile, or from a `shared` one. Memory that
+    Each library allocates from its own memory pool meanwhile, or from a `shared_pool` one. Memory that
     was allocated inside is not handed out again as long as the pool is kept, except to captures that
     share it. CuPy can allocate only in a relaxed capture.
     """
 
     def __init__(
-        self, device: base.Device, stream: base.Stream, shared: SharedPool | None = None
+        self, device: base.Device, stream: base.Stream, shared_pool: SharedPool | None = None
     ) -> None:
         self.pools: dict[Library, object] = {}
-        self.shared = shared
+        self.shared_pool = shared_pool
         self._redirected: set[Library] = set()
         self._device = device.dlpack
         self._handle = stream.handle
@@ -192,8 +192,8 @@ class ForeignLibraries:
         for library in LIBRARIES.values():
             if library.can_redirect and library.device_type == place and library.is_initialized():
                 self._redirected.add(library)
-                if self.shared is not None:
-                    self.shared.redirect(library, self._stack, index)
+                if self.shared_pool is not None:
+                    self.shared_pool.redirect(library, self._stack, index)
                 else:
                     pool = library.redirect(self._stack, StreamHandle(self._handle), index)
                     self.pools[library] = pool
@@ -204,7 +204,7 @@ class ForeignLibraries:
 
     def take_pools(self) -> tuple[object, ...]:
         """Return the pools. From here on the caller keeps them."""
-        pools = tuple(self.pools.values()) if self.shared is None else (self.shared,)
+        pools = tuple(self.pools.values()) if self.shared_pool is None else (self.shared_pool,)
         self.pools = {}
         return pools
 

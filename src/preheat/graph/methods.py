@@ -47,7 +47,7 @@ class GraphMethods:
         """Return a graph to capture into.
 
         Work of this thread in the `with` block becomes part of the graph. That includes work of torch
-        and CuPy, whose current stream is that of the capture during the block.
+        and CuPy, whose current stream is the captured one during the block.
 
         Args:
             stream: The default stream of replays.

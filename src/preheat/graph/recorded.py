@@ -39,7 +39,7 @@ class RecordedWork:
     libraries: tuple[str, ...]  # other libraries whose work is part of the graph
     modules: list[object]
     pools: tuple[object, ...]  # memory that other libraries allocated inside the capture
-    shared: SharedPool | None = None  # the same, if other graphs use it too
+    shared_pool: SharedPool | None = None  # the same, if other graphs use it too
 
     @classmethod
     def of(cls, capture: Capture, title: str) -> RecordedWork:
@@ -47,17 +47,17 @@ class RecordedWork:
         scalars = _scalars_by_name(capture.arrays)
         has_foreign_nodes = any(isinstance(each, Node) and each.foreign for each in capture.records)
         libraries = capture.libraries
-        shared = capture.foreign_libraries.shared
-        released = False if shared is None else _release_tensors(capture, shared)
+        shared_pool = capture.libraries_inside.shared_pool
+        released = False if shared_pool is None else _release_tensors(capture, shared_pool)
         pools: tuple[object, ...] = ()
         uses = capture.uses | {scalar.buffer.uses: True for scalar in scalars.values()}
         if has_foreign_nodes:
-            libraries = libraries | capture.foreign_libraries.names
+            libraries = libraries | capture.libraries_inside.names
         if has_foreign_nodes or released:
-            pools = capture.foreign_libraries.take_pools()
-        if shared is not None and pools:
-            uses[shared.uses] = True
-        capture.foreign_libraries.return_pools()
+            pools = capture.libraries_inside.take_pools()
+        if shared_pool is not None and pools:
+            uses[shared_pool.uses] = True
+        capture.libraries_inside.return_pools()
         return cls(
             title=title,
             records=capture.records,
@@ -69,7 +69,7 @@ class RecordedWork:
             libraries=tuple(sorted(libraries)),
             modules=[*capture.modules],
             pools=pools,
-            shared=shared if pools else None,
+            shared_pool=shared_pool if pools else None,
         )
 
     @lazy
@@ -146,15 +146,15 @@ class RecordedWork:
         self.foreign = []
         self.modules = []
         self.pools = ()
-        self.shared = None
+        self.shared_pool = None
 
 
-def _release_tensors(capture: Capture, shared: SharedPool) -> bool:
+def _release_tensors(capture: Capture, shared_pool: SharedPool) -> bool:
     """Release tensors that were allocated from a shared pool; return True if there were some.
 
     The pool keeps the memory, and other captures may use it once the program has dropped the tensor.
     """
-    ranges = shared.ranges() if capture.foreign else []
+    ranges = shared_pool.ranges() if capture.foreign else []
     inside = {
         key: each
         for key, each in capture.foreign.items()

@@ -217,11 +217,11 @@ class Replayer:
         executable = self.executable
 
         def launch() -> tuple[int, ...]:
-            found = streams.get(current(index))
-            if found is None:
+            known = streams.get(current(index))
+            if known is None:
                 return NOT_SUBMITTED
-            executable.last_replay = found[0]
-            return found[1]()
+            executable.last_replay, launch_in_stream = known
+            return launch_in_stream()
 
         self.launch = launch
         # Another thread may have closed memory or begun a frame before it could see `launch`.

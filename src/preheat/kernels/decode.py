@@ -226,7 +226,7 @@ class DecodeState:
         """Return whether such a graph was replayed since `set`, or was deleted and may have been."""
         return any((graph := ref()) is None or graph.num_replays != n for ref, n in self._replays)
 
-    def _each(self, what: str, given: Any, least: int, most: int) -> list[int]:
+    def _each(self, what: str, given: Any, least: int, limit: int) -> list[int]:
         """Return `given` as a list with one integer for each sequence, or raise."""
         try:
             rows = [operator.index(n) for n in (given if isinstance(given, Iterable) else (given,))]
@@ -235,8 +235,8 @@ class DecodeState:
         if len(rows) != self.batch:
             raise InputError(f"{len(rows)} values of {what} for {self.batch} sequences")
         for n in rows:
-            if not least <= n <= most:
-                raise InputError(f"{what} {n} is outside {least} to {most}")
+            if not least <= n <= limit:
+                raise InputError(f"{what} {n} is outside {least} to {limit}")
         return rows
 
 
@@ -291,7 +291,7 @@ class DecodeKernel:
 
         Args:
             args: The arguments of the kernel before the state.
-            state: The state. The default is that of the innermost `DecodeState.on_device` block.
+            state: The state. The default is the innermost `DecodeState.on_device` block's.
             device_state: Read the state on the device. With False, pass it by value.
             how: The keyword arguments of `Kernel.launch`.
 

@@ -1,6 +1,6 @@
 """NF4, the 4-bit format of QLoRA: codes for 16 values, and a scale for every 64 elements.
 
-The layout is that of bitsandbytes without double quantisation: elements in row-major order regardless
+The layout is bitsandbytes', without double quantisation: elements in row-major order regardless
 of row ends, two codes per byte with the first in the upper four bits, scales in float32.
 """
 

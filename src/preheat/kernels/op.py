@@ -84,13 +84,13 @@ class Op(NamedTuple):
         blocks = self.cluster if limits.cluster >= self.cluster else 1
         merged = self.cluster // blocks
         wanted = merged * self.shared
-        most = limits.shared_optin - _STATIC_SHARED
-        if wanted > most and self.overflow_reason:
+        limit = limits.shared_optin - _STATIC_SHARED
+        if wanted > limit and self.overflow_reason:
             self._report_slow_path(gpu, self.overflow_reason)
         grid = (self.grid[0] // merged,)
         cluster = blocks if blocks > 1 else None
         return {
-            "grid": grid, "block": self.block, "shared": min(wanted, most), "cluster": cluster
+            "grid": grid, "block": self.block, "shared": min(wanted, limit), "cluster": cluster
         }  # fmt: skip
 
     def _report_slow_path(self, gpu: Gpu, reason: str) -> None:
@@ -150,16 +150,16 @@ def _program(source: Path, entry: str) -> Program:
     return Program.of(text, label=source.name, names=(entry,))
 
 
-def dimension(name: str, size: Any, most: int = _INT_MAX, *, least: int = 1) -> int:
-    """Return `size` as an int between `least` and `most`, or raise an `InputError` with its `name`."""
+def dimension(name: str, size: Any, limit: int = _INT_MAX, *, least: int = 1) -> int:
+    """Return `size` as an int between `least` and `limit`, or raise an `InputError` with its `name`."""
     try:
         number = operator.index(size)
     except TypeError:
         number = None
     if number is None or isinstance(size, bool):
         raise InputError(f"{name} {size!r} is not an integer")
-    if not least <= number <= most:
-        raise InputError(f"{name} {number} is outside {least} to {most}")
+    if not least <= number <= limit:
+        raise InputError(f"{name} {number} is outside {least} to {limit}")
     return number
 
 

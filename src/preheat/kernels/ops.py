@@ -392,11 +392,11 @@ class Ops:
         """Return `out` if it fits, or new memory if it is None. `out` may be one of the operands."""
         if out is None:
             return array_argument(name, self._new_result(name, spec, stream))
-        found = operand(name, out).require(spec, "needed")
-        if not found.writable:
+        result = operand(name, out).require(spec, "needed")
+        if not result.writable:
             raise InputError(f"{name} is read-only")
-        reject_overlap(found, operands, in_place=True)
-        return found
+        reject_overlap(result, operands, in_place=True)
+        return result
 
     def _new_result(self, name: str, spec: ArraySpec, stream: object) -> Array:
         """Allocate the result `name` of an op."""

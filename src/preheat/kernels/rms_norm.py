@@ -117,8 +117,8 @@ def groups(rows: int, width: int, dtype: object) -> int:
         return min(rows, max(1, 6 * MULTIPROCESSORS // -(-width // _STRIP[element.size])))
     if layout.lanes <= 32:
         one_block = rows <= _ONE_BLOCK
-        most = layout.rows_per_block if one_block else MULTIPROCESSORS * 512 // layout.lanes
-        return min(rows, most)
+        limit = layout.rows_per_block if one_block else MULTIPROCESSORS * 512 // layout.lanes
+        return min(rows, limit)
     threads = 512 if element.size == 4 else 1152 if layout.lanes == 576 else 1024  # Resident on an SM.
     return min(rows, MULTIPROCESSORS * max(1, threads // layout.threads(width, element)))
 

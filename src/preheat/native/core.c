@@ -540,8 +540,8 @@ static Outcome has_right(Launcher* self, PyObject* uses, int write) {
     return found < 0 ? FAILED : found ? DONE : UNFIT;
 }
 
-/* Another library may use this memory, in another stream of the capture: see `Uses.shared`. */
-static int is_shared(Launcher* self, PyObject* uses) {
+/* Another library may use this memory, in another stream of the capture: see `Uses.exported`. */
+static int is_exported(Launcher* self, PyObject* uses) {
     PyObject* exports = slot(uses, self->uses_exports);
     int none = exports && PyDict_CheckExact(exports) && !PyDict_GET_SIZE(exports);
     return !none || slot(uses, self->uses_interface) != Py_False;
@@ -554,7 +554,7 @@ static Outcome is_open(Launcher* self, PyObject* array, PyObject* uses) {
         return UNFIT;
     int usable = slot(buffer, self->buffer_context) == self->context &&
                  slot(buffer, self->buffer_open) == Py_True && slot(buffer, self->buffer_uses) == uses;
-    return usable && !is_shared(self, uses) ? DONE : UNFIT;
+    return usable && !is_exported(self, uses) ? DONE : UNFIT;
 }
 
 static Outcome store_array(Launcher* self, const Param* param, PyObject* array, int recording, void* out) {

@@ -35,7 +35,7 @@ __all__ = [
 
 _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # a setting of the bindings
 _VERSION = 12000  # of CUDA: the functions have the types that they had there
-#: The status of work in a default stream while another context than that of its kernel is current.
+#: The status of work in a default stream while another context than its kernel's is current.
 NOT_CURRENT = (201, 400)
 _OUT_OF_MEMORY = 2
 _INVALID_CODE = {
@@ -121,7 +121,7 @@ def call(name: str, *args: Any) -> Any:
 def function_address(name: str, version: int = _VERSION) -> int:
     """Return the address of a function of the driver, the one that the bindings call as well.
 
-    `version` is that of CUDA whose types the function has. A driver that is older may lack it: 0.
+    `version` is the version of CUDA whose types the function has. An older driver may lack it: 0.
     """
     cu = library()
     flags = cu.CUdriverProcAddress_flags
@@ -129,8 +129,8 @@ def function_address(name: str, version: int = _VERSION) -> int:
     which = (
         "CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM" if per_thread else "CU_GET_PROC_ADDRESS_DEFAULT"
     )
-    found, _ = call("cuGetProcAddress", name.encode(), version, int(getattr(flags, which)))
-    return int(found)
+    address, _ = call("cuGetProcAddress", name.encode(), version, int(getattr(flags, which)))
+    return int(address)
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def relaxed_capture_mode() -> Iterator[None]:
     It is for calls that do not concern those captures: queries, waits and memory of streams that are
     not captured. What preheat's own captures permit is checked before, by `Context.refuse_in_capture`.
     """
-    mode = call("cuThreadExchangeStreamCaptureMode", _relaxed())
+    mode = call("cuThreadExchangeStreamCaptureMode", _relax_capture_mode())
     try:
         yield
     finally:
@@ -148,7 +148,7 @@ def relaxed_capture_mode() -> Iterator[None]:
 
 
 @functools.cache
-def _relaxed() -> Any:
+def _relax_capture_mode() -> Any:
     return library().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 

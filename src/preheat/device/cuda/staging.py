@@ -35,7 +35,7 @@ class Staging:
     """Chunks of pinned memory. A chunk is reused once the copy that uses it has completed."""
 
     SIZE = 4 << 20
-    MOST = 16
+    MAX_CHUNKS = 16
 
     def __init__(self, allocate: Callable[[int], int]) -> None:
         self._allocate = allocate
@@ -53,7 +53,7 @@ class Staging:
                 self._free.append(chunk)
             if self._free:
                 return self._free.pop()
-            if self._busy and self._made >= self.MOST:
+            if self._busy and self._made >= self.MAX_CHUNKS:
                 event, chunk = self._busy.popleft()
                 event.synchronize()
                 event.close()

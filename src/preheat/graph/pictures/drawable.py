@@ -99,7 +99,7 @@ class Drawable:
                 hint="draw it after its capture: with gpu.capture() as graph: …",
             )
         if other is None:
-            drawn = picture.picture_of(f"{self}: {_counted(self.nodes)}", self.nodes)
+            drawn = picture.picture_of(f"{self}: {_count_nodes(self.nodes)}", self.nodes)
         else:
             nodes = other.nodes if isinstance(other, Drawable) else other
             name = str(other) if isinstance(other, Drawable) else "another capture"
@@ -107,6 +107,6 @@ class Drawable:
         return picture.folded(drawn) if fold else drawn
 
 
-def _counted(nodes: Sequence[Node]) -> str:
+def _count_nodes(nodes: Sequence[Node]) -> str:
     foreign = sum(node.foreign for node in nodes)
     return count(len(nodes), "node") + (f", {foreign} of other libraries" if foreign else "")

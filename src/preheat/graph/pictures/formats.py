@@ -195,7 +195,7 @@ def as_dot(picture: Picture) -> str:
 
 
 def _statements(picture: Picture) -> Iterator[str]:
-    yield f"graph [label={_quoted([picture.title])}, labelloc=t, fontname=monospace];"
+    yield f"graph [label={_quote([picture.title])}, labelloc=t, fontname=monospace];"
     yield "node [shape=box, style=rounded, fontname=monospace, fontsize=11];"
     for at, item in enumerate(picture.items):
         yield f"n{at} [{', '.join(_attributes(item))}];"
@@ -204,8 +204,8 @@ def _statements(picture: Picture) -> Iterator[str]:
 
 
 def _attributes(item: Item) -> Iterator[str]:
-    yield f"label={_quoted([f'{item.label} {item.title}', *item.rows])}"
-    yield f"tooltip={_quoted(item.details)}"
+    yield f"label={_quote([f'{item.label} {item.title}', *item.rows])}"
+    yield f"tooltip={_quote(item.details)}"
     if item.foreign:
         yield 'style="rounded,dashed"'
     if item.change is not None:
@@ -221,13 +221,13 @@ def _link_attributes(link: Link) -> str:
     return f' [color="{_COLOUR[link.change]}"{style}]'
 
 
-def _quoted(lines: Iterable[str]) -> str:
+def _quote(lines: Iterable[str]) -> str:
     """Return lines, aligned to the left, as a string that Graphviz shows as it is.
 
     Graphviz interprets backslashes and, as in HTML, ampersands.
     """
-    return '"' + "".join(f"{_escaped(line)}\\l" for line in lines) + '"'
+    return '"' + "".join(f"{_escape(line)}\\l" for line in lines) + '"'
 
 
-def _escaped(line: str) -> str:
+def _escape(line: str) -> str:
     return svg.one_line(line).replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")

@@ -161,7 +161,7 @@ class _Columns:
     """Rows in columns, and the coordinates that follow from that."""
 
     def __init__(self, rows: Sequence[list[_Place]], max_width: float) -> None:
-        self._columns = _wrapped(rows, max_width)
+        self._columns = _wrap(rows, max_width)
         # The edges from each column to the next one, from left to right.
         self._crossing = [
             [(place, after) for place in upper[-1] for after in place.after]
@@ -170,8 +170,8 @@ class _Columns:
         self._lefts: list[float] = []
         self.width = 0.0
         self.height = 0.0
-        most = max(map(len, self._crossing), default=0)
-        self._top = most * _TRACK + _GAP_Y / 2 if most else 0.0  # space for tracks above the rows
+        tracks = max(map(len, self._crossing), default=0)
+        self._top = tracks * _TRACK + _GAP_Y / 2 if tracks else 0.0  # space for tracks above the rows
 
     def place(self) -> None:
         """Compute all coordinates and the size of the whole."""
@@ -224,11 +224,11 @@ class _Columns:
         yield lower.x, above
 
 
-def _wrapped(rows: Sequence[list[_Place]], max_width: float) -> list[Sequence[list[_Place]]]:
+def _wrap(rows: Sequence[list[_Place]], max_width: float) -> list[Sequence[list[_Place]]]:
     """Divide rows into as many columns of equal length as `max_width` permits."""
     widths = [_row_width(row) for row in rows]
-    most = min(len(rows) // _FEWEST_ROWS, int(max_width / min(widths, default=1)))
-    for count in range(most, 1, -1):
+    limit = min(len(rows) // _FEWEST_ROWS, int(max_width / min(widths, default=1)))
+    for count in range(limit, 1, -1):
         length = -(-len(rows) // count)
         starts = range(0, len(rows), length)
         tracks = sum(len(each.after) for at in starts[1:] for each in rows[at - 1])

@@ -265,6 +265,6 @@ def _attention(s: Shape) -> Iterator[Op]:
 
 
 def _norm_backward(s: Shape) -> Iterator[Op]:
-    """Yield the gradient of the input of a norm, added to that of the residual branch."""
+    """Yield the gradient of the input of a norm, added to the residual branch's."""
     yield from rms_norm.rms_norm_backward(s.max_seq, s.hidden, s.dtype)
     yield axes.add(s.max_seq, s.hidden, s.dtype)

@@ -111,11 +111,11 @@ class Shape:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        # Convert integers and types of NumPy to those of Python, which do not overflow.
+        # Convert integers and types of NumPy to Python's, which do not overflow.
         for name in ("hidden", "q_dim", "kv_dim", "max_seq", "intermediate", "heads"):
             self._set(name, dimension(name, getattr(self, name), MAX_WIDTH))
         self._check_heads()
-        self._set("lora_rank", self._checked_rank())
+        self._set("lora_rank", self._check_rank())
         self._check_products()
         self._set("nf4", _flag("nf4", self.nf4))
         self._set("frozen", _flag("frozen", self.frozen) or self.nf4)
@@ -134,21 +134,21 @@ class Shape:
             message = f"kv_dim {self.kv_dim} gives {self.kv_heads} heads of keys and values"
             raise InputError(f"{message}, and heads {self.heads} is not a multiple of that")
 
-    def _checked_rank(self) -> int:
-        most = min(self.hidden, self.q_dim, self.kv_dim)
+    def _check_rank(self) -> int:
+        limit = min(self.hidden, self.q_dim, self.kv_dim)
         try:
-            return dimension("lora_rank", self.lora_rank, most, least=0)
+            return dimension("lora_rank", self.lora_rank, limit, least=0)
         except InputError as error:
             error.hint = "0 means no LoRA; a rank is at most hidden, q_dim and kv_dim"
             raise
 
     def _check_products(self) -> None:
         """Raise for sizes that exceed the limits of the kernels, with the names of the parameters."""
-        for names, most in _PRODUCTS.items():
+        for names, limit in _PRODUCTS.items():
             sizes = [getattr(self, name) for name in names]
-            if math.prod(sizes) > most:
+            if math.prod(sizes) > limit:
                 product = " by ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
-                raise InputError(f"{product} is {math.prod(sizes)}, which is more than {most}")
+                raise InputError(f"{product} is {math.prod(sizes)}, which is more than {limit}")
 
     @property
     def head(self) -> int:

@@ -53,7 +53,7 @@ class LoraBlock:
         self.gpu = gpu
         self.shape = s = shape
         self.ops = Ops(gpu, blas=blas)
-        self._given = _checked(gpu, shape, arrays)
+        self._given = _check_arrays(gpu, shape, arrays)
         self._eps = nonnegative("eps", eps)
         seq = shape.max_seq
         kind = shape.dtype
@@ -68,7 +68,7 @@ class LoraBlock:
         self._workspace = gpu.empty(self.ops.rms_norm_workspace(seq, s.hidden, kind))
 
     def step(self, gy: Any) -> Array:
-        """Compute the gradient of `x` from that of the output, and those in `gradients`.
+        """Compute the gradient of `x` from the output's, and those in `gradients`.
 
         The same arrays are used in every step.
 
@@ -109,10 +109,10 @@ class LoraBlock:
         self._projection("v", self._g_values, self._g_narrow, 1.0)
 
     def _probabilities(self) -> None:
-        """Compute the gradients of probabilities and values from those of the heads."""
+        """Compute the gradients of probabilities and values from the heads'."""
         values = self._given["values"]
         probabilities = self._given["probabilities"]
-        for head, (kv, add) in enumerate(self._shared()):
+        for head, (kv, add) in enumerate(self._heads_of_keys()):
             g = self._g_heads[head]
             self.ops.gemm_backward_a(g, values[kv], out=self._g_scores[head])
             self.ops.gemm_backward_b(probabilities[head], g, out=self._g_values[kv], accumulate=add)
@@ -120,18 +120,18 @@ class LoraBlock:
     def _scores(self) -> None:
         """Compute the gradients of queries, in place of the heads', and of keys from the scores."""
         queries, keys = self._given["queries"], self._given["keys"]
-        for head, (kv, add) in enumerate(self._shared()):
+        for head, (kv, add) in enumerate(self._heads_of_keys()):
             g = self._g_scores[head]
             self.ops.gemm(g, keys[kv], out=self._g_heads[head])
             self.ops.gemm_backward_b(g, queries[head], out=self._g_keys[kv], accumulate=add)
 
-    def _shared(self) -> Iterator[tuple[int, bool]]:
+    def _heads_of_keys(self) -> Iterator[tuple[int, bool]]:
         """Return for each head its head of keys and values, and whether an earlier head shares it."""
         share = self.shape.heads // self.shape.kv_heads
         return ((head // share, head % share > 0) for head in range(self.shape.heads))
 
     def _projection(self, name: str, heads: Array, g: Array, scale: float) -> None:
-        """Compute the gradients of a base weight and its LoRA adapter from those of the heads."""
+        """Compute the gradients of a base weight and its LoRA adapter from the heads'."""
         self._swap(heads, g, len(heads), self.shape.max_seq, scale)
         self._linear_backward(name, g, self._g_normed, add=name != ADAPTED[0])
         if not self.shape.lora_rank:
@@ -152,7 +152,7 @@ class LoraBlock:
             self.ops.gemm_backward_b(self._given[INPUT_OF[name]], g, out=self.gradients[name])
 
     def _norm_backward(self, name: str, x: Any, residual: Any, out: Array) -> None:
-        """Compute the gradient of the input of a norm, added to that of the residual branch."""
+        """Compute the gradient of the input of a norm, added to the residual branch's."""
         self.ops.rms_norm_backward(
             self._g_normed, x, self._given[name],
             eps=self._eps, out=(out, self.gradients[name]), workspace=self._workspace,
@@ -167,7 +167,7 @@ class LoraBlock:
         op.launch(self.gpu, x, y, scale, rows, columns, width, False)
 
 
-def _checked(gpu: Gpu, shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _check_arrays(gpu: Gpu, shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arrays that a shape needs. Raises `InputError` for a missing or wrong array."""
     require_shape(shape)
     if not isinstance(arrays, Mapping):
