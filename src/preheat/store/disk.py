@@ -338,6 +338,8 @@ class DiskStore(LayerStore):
         The recount may miss an entry that was added to the totals but is not published yet. Its writer
         adds it again.
         """
+        if not os.path.lexists(f"{self._base}/usage"):  # No writer adds to totals that do not exist.
+            return None
         with self._try_hold("usage", _LOCK_WAIT):
             usage = self._read_usage()
             if usage is not None:

@@ -236,7 +236,7 @@ class Slow:
             time.sleep(0.5)
 
 sys.meta_path.insert(0, Slow())
-thread = threading.Thread(target=opendal_engine._lists)
+thread = threading.Thread(target=lambda: opendal_engine.asyncio.Runner)
 thread.start()
 assert importing.wait(60)
 pid = os.fork()

@@ -201,6 +201,9 @@ def test_a_missing_package_names_the_command_that_installs_it(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "opendal", None)
     for module in ("engine", "errors"):
         monkeypatch.delitem(sys.modules, f"preheat.store.remote.opendal_{module}", raising=False)
+    monkeypatch.setattr(
+        "preheat.store.remote.engine.opendal_engine._module", None
+    )  # It is imported again.
     with pytest.raises(InputError, match="needs the package opendal") as missing:
         open_engine(parse_remote("s3://bucket"), timeout=60)
     assert missing.value.hint == "pip install 'preheat[remote]'"
@@ -217,6 +220,9 @@ def test_a_package_that_cannot_be_used_is_a_fault_of_the_store(
     monkeypatch.setitem(sys.modules, "opendal", broken)
     for module in ("engine", "errors"):
         monkeypatch.delitem(sys.modules, f"preheat.store.remote.opendal_{module}", raising=False)
+    monkeypatch.setattr(
+        "preheat.store.remote.engine.opendal_engine._module", None
+    )  # It is imported again.
     error = fault(lambda: open_engine(parse_remote("s3://bucket?region=r"), timeout=60))
     assert str(error).startswith("s3://bucket?region=r: the package opendal cannot be used: ")
 

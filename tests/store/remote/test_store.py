@@ -1,4 +1,4 @@
-"""The remote tier: what it verifies, what a fault costs, and what it writes."""
+"""Entries on a server: what the store verifies, what a fault costs, and what it writes."""
 
 from __future__ import annotations
 
