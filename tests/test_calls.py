@@ -116,11 +116,11 @@ print(json.dumps(found))
 #: kernels by `gpu.kernels`; a compile, without the worker that runs it. A launch includes finding it in
 #: its kernel.
 MOST_IN_PYTHON = {
-    "hot": 2, "hot, not waiting": 1, "ten together": 145, "stored": 80, "headers": 152, "sealed": 35,
+    "hot": 2, "hot, not waiting": 1, "ten together": 145, "stored": 84, "headers": 152, "sealed": 35,
     "build, held": 29, "build from memory": 41, "build from disk": 50,
     "first launch": 84, "launch": 66, "launch of one not waited for": 66, "kept launch": 65,
     "recorded": 57, "replay": 57, "replay with a scalar": 72, "graphs.replay": 70, "graphs.run": 70,
-    "graphed": 71, "graphed by key": 75, "compiled": 720,
+    "graphed": 71, "graphed by key": 75, "compiled": 665,
 }  # fmt: skip
 #: The same with the native core, which makes launches and replays without a call of Python code.
 MOST = MOST_IN_PYTHON | {
@@ -172,10 +172,10 @@ print(json.dumps(found))
 #: one that a sealed process finds in a bundle; the capture of one launch. Each directory above the
 #: cache adds a few calls, because it is checked.
 MOST_IN_WALKS = {
-    "cold": Walk(calls=1110, files=65, frames=14),
-    "stored": Walk(calls=325, files=37, frames=0),
-    "sealed": Walk(calls=350, files=34, frames=0),
-    "capture": Walk(calls=233, files=33, frames=0),
+    "cold": Walk(calls=1030, files=62, frames=14),
+    "stored": Walk(calls=310, files=36, frames=0),
+    "sealed": Walk(calls=335, files=33, frames=0),
+    "capture": Walk(calls=175, files=30, frames=0),
 }
 
 

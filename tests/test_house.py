@@ -102,6 +102,17 @@ def test_devices_do_not_know_each_other() -> None:
             assert other not in file.read_text(), file
 
 
+def test_the_emulator_needs_only_shared_values_and_the_interface_of_devices() -> None:
+    """Everything else, such as a cache of its own, is handed in by whoever opens it."""
+    for file in (SOURCE / "emulator").rglob("*.py"):
+        assert set(imported(file)) <= {"process", "errors", "model", "device", "emulator"}, file
+        modules = {f"{node.module}" for node in imports_of(file) if isinstance(node, ast.ImportFrom)}
+        if "preheat.device" in modules:
+            assert "from preheat.device import base\n" in file.read_text(), file
+        below = {name for name in modules if name.startswith(("preheat.process", "preheat.device."))}
+        assert below <= {"preheat.process.lazy", "preheat.device.base", "preheat.device.registry"}, file
+
+
 def test_only_the_edges_know_the_cpu_driver() -> None:
     """Everything else must work in the same way with the driver of a GPU."""
     users = {room(file) for file in FILES if "driver" in imported(file)}

@@ -23,7 +23,7 @@ from preheat.store import DiskStore
 from preheat.toolchain.headers.absent_names import Untrackable
 from preheat.toolchain.headers.observe import Unexpected, observe, observe_roughly
 from preheat.toolchain.headers.own_headers import toolkit_places
-from preheat.toolchain.headers.states import HeaderState, Place, decode_states, joined, pack_states
+from preheat.toolchain.headers.states import HeaderState, Place, decode_states, join_states, pack_states
 from preheat.toolchain.headers.survey import Survey
 from preheat.toolchain.sources import sources_of
 
@@ -162,7 +162,7 @@ class ArtifactCompiler:
             if reason := self.untracked(artifact):
                 why = why or f"{part.label}: {reason}"
             states[index] = self.header_state(Request(part, request.arch, toolchain), artifact)
-        state = joined(states, request.roots)
+        state = join_states(states, request.roots)
         if why:
             return compiled, Untracked(why, state)
         return compiled, state if state.headers else _NO_HEADERS

@@ -59,7 +59,7 @@ class SealMode(IntEnum):
 
 
 class Variable(NamedTuple):
-    """One environment variable: its name, its parser, its default in words, and its effect."""
+    """One environment variable: its name, its parser, a description of its default, and its effect."""
 
     name: str
     parse: Callable[[str, str], Any]

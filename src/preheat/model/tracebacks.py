@@ -21,7 +21,7 @@ def shorten_traceback(error: PreheatError) -> None:
     """Remove the frames of preheat below the function that has caught `error`.
 
     The error is about the program of the user, and frames in preheat do not help to find it.
-    Frames of the program, such as those of a function that preheat has called, stay. With
+    Frames of the program, such as a function that preheat has called, stay. With
     `PREHEAT_TRACEBACK=full`, all frames stay.
     """
     last = error.__traceback__
@@ -30,7 +30,7 @@ def shorten_traceback(error: PreheatError) -> None:
 
 
 def hide_frames(error: PreheatError) -> None:
-    """Remove the frames of preheat, also that of the function that has caught `error`.
+    """Remove the frames of preheat, also the frame of the function that has caught `error`.
 
     This is for a function that replaces a function of another library. The caller raises the
     error again by a bare `raise`, which adds no frame. With `PREHEAT_TRACEBACK=full`, all frames stay.

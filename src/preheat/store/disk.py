@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from preheat.model import codec
 from preheat.model.events import Events
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.process.locks import no_fork
 from preheat.store import lock, publish
 from preheat.store import usage as usages
@@ -385,7 +385,7 @@ class DiskStore(LayerStore):
 
 def _overwrite(path: str, content: bytes) -> None:
     """Write a file in place, which is cheaper than replacing it. No link is followed."""
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+    with open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise NotAFileError
         os.pwrite(file, content, 0)

@@ -13,7 +13,7 @@ from preheat.adapters.cuda_core.request import CompileInputs, Identified, compil
 from preheat.adapters.modules import NotPortableError
 from preheat.errors import AdapterError, InputError
 from preheat.model.arch import Arch, runnable_archs
-from preheat.model.portable_paths import spelled
+from preheat.model.portable_paths import spell
 
 __all__ = ["archs_of", "changes", "inputs_of_row", "row_of"]
 
@@ -72,7 +72,7 @@ def _chosen(options: Any) -> dict[str, Any]:
 def _spelled(path: object) -> str:
     """Return an include directory in a form that is valid on other machines, if that is possible."""
     text = str(path)
-    return spelled(text, None) if os.path.isabs(text) else text
+    return spell(text, None) if os.path.isabs(text) else text
 
 
 def _found(path: str) -> str:
