@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from preheat.errors import PreheatError
 from preheat.model.config import environ
-from preheat.process.callsite import outside_files
+from preheat.process.callsite import is_user_file
 
 __all__ = ["hide_frames", "short_errors", "short_methods", "shorten_traceback"]
 
@@ -48,7 +48,7 @@ def _without_preheat(first: TracebackType | None) -> TracebackType | None:
     kept = []
     frame = first
     while frame is not None:
-        if outside_files[frame.tb_frame.f_code.co_filename]:
+        if is_user_file[frame.tb_frame.f_code.co_filename]:
             kept.append(frame)
         frame = frame.tb_next
     below: TracebackType | None = None
