@@ -105,7 +105,7 @@ class PreheatError(Exception):
         self._hint = text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the attributes, because the arguments of the class are not those of the message."""
+        """Pickle the attributes, because the class takes other arguments than the message."""
         return _restored, (type(self), self.args, self.__dict__)
 
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from preheat.model.lexer import blanked, joined, mentioned, scan, stripped, trigraph_variants
+from preheat.model.lexer import (
+    blank_comments,
+    find_name,
+    join_lines,
+    scan,
+    strip_comments,
+    trigraph_variants,
+)
 
 CODE = {
     "a line comment": ("a // b\nc", "a  \nc"),
@@ -38,11 +45,11 @@ CODE = {
 @pytest.mark.parametrize("what", CODE)
 def test_stripped_text_is_what_a_preprocessor_sees(what: str) -> None:
     text, code = CODE[what]
-    assert stripped(text, strings=True) == code
+    assert strip_comments(text, strings=True) == code
 
 
 def test_strings_can_be_removed_as_well() -> None:
-    assert stripped('a = "b"; // c') == "a =  ;  "
+    assert strip_comments('a = "b"; // c') == "a =  ;  "
 
 
 FRAGMENTS = ["/", "*", '"', "'", "\\", "\n", "\r", "R", "(", ")", "x", "1", " ", "#", "u8", "<", ">"]
@@ -100,7 +107,7 @@ def string_end(text: str, at: int) -> int:
 
 @given(texts)
 def test_blanked_text_keeps_every_line_and_column(text: str) -> None:
-    clean = blanked(text)
+    clean = blank_comments(text)
     assert len(clean) == len(text)
     assert [len(line) for line in clean.split("\n")] == [len(line) for line in text.split("\n")]
 
@@ -124,7 +131,7 @@ SPELLED = {
 
 @pytest.mark.parametrize("how", SPELLED)
 def test_a_name_is_found_however_it_is_spelled(how: str) -> None:
-    assert mentioned(SPELLED[how], ["__TIME__"]) == "__TIME__"
+    assert find_name(SPELLED[how], ["__TIME__"]) == "__TIME__"
 
 
 @pytest.mark.parametrize(
@@ -141,10 +148,10 @@ def test_a_name_is_found_however_it_is_spelled(how: str) -> None:
     ],
 )
 def test_a_name_outside_of_code_is_not_found(text: str) -> None:
-    assert mentioned([text], ["__TIME__"]) is None
+    assert find_name([text], ["__TIME__"]) is None
 
 
 def test_lines_are_joined_and_trigraphs_read() -> None:
-    assert joined("a\\\nb\\\r\nc\\ \nd") == "abc\\ \nd"
+    assert join_lines("a\\\nb\\\r\nc\\ \nd") == "abc\\ \nd"
     assert list(trigraph_variants("a ??/\n??=b")) == ["a ??/\n??=b", "a \\\n#b"]
     assert list(trigraph_variants("a??b")) == ["a??b"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.errors import InputError
-from preheat.model.portable_paths import format_spellings, is_spelling, spelled, spelled_in_manifest
+from preheat.model.portable_paths import format_spellings, is_spelling, spell, spelled_in_manifest
 from preheat.model.program import Program
 
 INCLUDING = '#include "cfg.h"\n'
@@ -32,23 +32,23 @@ INCLUDING = '#include "cfg.h"\n'
     }.items(),
 )
 def test_a_directory_is_spelled_from_the_file(directory: str, reported: str) -> None:
-    assert spelled(directory, "/app/k/k.cu") == reported
+    assert spell(directory, "/app/k/k.cu") == reported
 
 
 def test_a_file_in_the_root_directory_has_its_own_directory_only_in_common_with_others() -> None:
-    assert spelled("/", "/k.cu") == "{file}"
-    assert spelled("/usr/include", "/k.cu") == "/usr/include"
+    assert spell("/", "/k.cu") == "{file}"
+    assert spell("/usr/include", "/k.cu") == "/usr/include"
 
 
 def test_text_has_the_list_as_it_is_written_or_seen_from_the_python_file_that_asks() -> None:
     def asking() -> str:
         return "/app/src/serve.py"
 
-    assert spelled("inc/../x", None, asking) == "{cwd}/x"
-    assert spelled(".", None, asking) == "{cwd}"
-    assert spelled("/app/include", None, asking) == "{caller}/../include"
-    assert spelled("/opt/include", None, asking) == "/opt/include"
-    assert spelled("/app/include", None, lambda: None) == "/app/include"
+    assert spell("inc/../x", None, asking) == "{cwd}/x"
+    assert spell(".", None, asking) == "{cwd}"
+    assert spell("/app/include", None, asking) == "{caller}/../include"
+    assert spell("/opt/include", None, asking) == "/opt/include"
+    assert spell("/app/include", None, lambda: None) == "/app/include"
 
 
 def test_the_python_file_that_asks_is_the_one_that_calls_preheat(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_an_installed_package_is_spelled_from_where_packages_are(
         packages = tmp_path / root
         (packages / "x" / "include").mkdir(parents=True)
         monkeypatch.setattr(sys, "path", [str(packages)])
-        reported.append(spelled(str(packages / "x" / "include"), str(tmp_path / "app" / "k.cu")))
+        reported.append(spell(str(packages / "x" / "include"), str(tmp_path / "app" / "k.cu")))
     assert reported == ["{packages}/x/include"] * 2
-    assert spelled(str(packages / "x" / "include"), str(packages / "x" / "k.cu")) == "{file}/include"
-    assert spelled(str(tmp_path / "inc"), str(packages / "x" / "k.cu")) == str(tmp_path / "inc")
+    assert spell(str(packages / "x" / "include"), str(packages / "x" / "k.cu")) == "{file}/include"
+    assert spell(str(tmp_path / "inc"), str(packages / "x" / "k.cu")) == str(tmp_path / "inc")
 
 
 def test_a_package_that_an_import_would_not_find_is_spelled_by_its_path(
@@ -85,10 +85,10 @@ def test_a_package_that_an_import_would_not_find_is_spelled_by_its_path(
     for packages in (first, second):
         (packages / "x").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(first), str(second)])
-    assert spelled(str(first / "x"), None) == "{packages}/x"
-    assert spelled(str(second / "x"), None) == str(second / "x")
+    assert spell(str(first / "x"), None) == "{packages}/x"
+    assert spell(str(second / "x"), None) == str(second / "x")
     monkeypatch.setattr(sys, "path", [str(first)])
-    assert spelled(str(second / "x"), None) == str(second / "x")
+    assert spell(str(second / "x"), None) == str(second / "x")
 
 
 def test_a_link_to_the_project_changes_no_spelling(
@@ -99,8 +99,8 @@ def test_a_link_to_the_project_changes_no_spelling(
     (release / "kernels").mkdir(parents=True)
     current.symlink_to(release)
     monkeypatch.chdir(current)
-    assert spelled("include", str(current / "kernels" / "k.cu")) == "{file}/../include"
-    assert spelled("include", str(current / "k.cu")) == "{file}/include"
+    assert spell("include", str(current / "kernels" / "k.cu")) == "{file}/../include"
+    assert spell("include", str(current / "k.cu")) == "{file}/include"
 
 
 def test_a_link_inside_the_project_is_a_directory_of_the_project(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_link_inside_the_project_is_a_directory_of_the_project(tmp_path: Path)
     file = str(tmp_path / "app" / "kernels" / "k.cu")
     for name in "ab":
         (tmp_path / "app" / name).symlink_to(tmp_path / "store" / name)
-        assert spelled(str(tmp_path / "app" / name), file) == f"{{file}}/../{name}"
+        assert spell(str(tmp_path / "app" / name), file) == f"{{file}}/../{name}"
 
 
 steps = st.lists(st.sampled_from(["a", "b", "..x", "c d"]), max_size=3).map("/".join)
@@ -119,7 +119,7 @@ steps = st.lists(st.sampled_from(["a", "b", "..x", "c d"]), max_size=3).map("/".
 def test_two_directories_never_have_one_spelling(directories: list[str], home: str) -> None:
     paths = [os.path.abspath(f"/{directory}") for directory in directories]
     for file in (None, os.path.abspath(f"/{home}/k.cu")):
-        one, other = (spelled(path, file) for path in paths)
+        one, other = (spell(path, file) for path in paths)
         assert one != other
         assert is_spelling(one)
 
@@ -127,7 +127,7 @@ def test_two_directories_never_have_one_spelling(directories: list[str], home: s
 @given(top=st.sampled_from(["/x", "/x/y/z"]), directory=steps, home=steps)
 def test_a_project_that_moves_keeps_every_spelling(top: str, directory: str, home: str) -> None:
     here, there = (
-        spelled(os.path.abspath(f"{root}/{directory}"), os.path.abspath(f"{root}/{home}/k.cu"))
+        spell(os.path.abspath(f"{root}/{directory}"), os.path.abspath(f"{root}/{home}/k.cu"))
         for root in ("/app", top)
     )
     assert here == there

@@ -101,7 +101,7 @@ def test_a_command_of_preheat_is_a_program_with_a_name() -> None:
     exec(code, names)
     assert file_and_line(names["returned"]) == (code.co_filename, 3)  # type: ignore[arg-type]
     assert format_site(names["returned"]) == "preheat compile"  # type: ignore[arg-type]
-    assert not callsite.outside_files[f"{callsite._HERE}tools/cli/demo_steps/hot.py"]
+    assert not callsite.is_user_file[f"{callsite._HERE}tools/cli/demo_steps/hot.py"]
 
 
 def test_a_command_of_preheat_counts_as_the_program_and_is_shown_by_its_name() -> None:

@@ -18,7 +18,7 @@ import pytest
 from preheat.build.compile_lock import SingleFlight
 from preheat.model.events import Events
 from preheat.process import locks
-from preheat.process.files import Descriptor, opened
+from preheat.process.files import Descriptor, open_fd
 from preheat.process.lazy import lazy
 from preheat.process.locks import Holder, Lock, no_fork
 from tests.processes import TIMEOUT_SECONDS, expect_success, start_python, wait_for
@@ -235,7 +235,7 @@ def test_a_signal_handler_of_a_computing_thread_computes_the_result_itself() -> 
 
 
 def test_a_descriptor_is_closed_once(tmp_path: Path) -> None:
-    file = opened(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+    file = open_fd(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
     assert not file.closed
     assert not os.get_inheritable(file)
     file.close()
@@ -248,7 +248,7 @@ def test_a_descriptor_is_closed_once(tmp_path: Path) -> None:
 
 
 def test_a_descriptor_without_references_is_closed(tmp_path: Path) -> None:
-    number = int(opened(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
+    number = int(open_fd(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
     with Descriptor(os.open(tmp_path, os.O_RDONLY)) as file:

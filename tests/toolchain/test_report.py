@@ -197,7 +197,7 @@ def test_other_lines_of_a_log_are_no_rows(line: str) -> None:
 )
 def test_the_workers_names_become_the_users(log: str, reported: str) -> None:
     roots = {"0": "/home/me/preheat/inc", "cuda": "/opt/@0/include"}
-    assert report.localized(log, roots) == reported
+    assert report.localize(log, roots) == reported
 
 
 # Resources

@@ -441,7 +441,7 @@ template <class T> __device__ T helper(T x) { return x; }
 
 def test_declared_kernels_and_templates_are_read_from_the_source() -> None:
     in_memory = {"more.h": "template <int N> __global__ void more() {}"}
-    kernels, templates = signature.declared(Program.of(DECLARED, headers=in_memory))
+    kernels, templates = signature.declared_kernels(Program.of(DECLARED, headers=in_memory))
     instances = ["tk<a::Tag<int>, 4>", "tk<float, 4>"]
     assert list(dict.fromkeys(kernels)) == ["a::b::c::deep", "a::own", *instances, "plain"]
     assert templates == [

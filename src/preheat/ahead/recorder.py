@@ -46,7 +46,7 @@ from preheat.model.linked_program import BinaryPart, LinkedProgram
 from preheat.model.program import Program
 from preheat.process import fork
 from preheat.process.callsite import CallSite, call_site, format_site
-from preheat.process.files import Descriptor, lock_open_file, opened
+from preheat.process.files import Descriptor, lock_open_file, open_fd
 from preheat.process.locks import Lock
 from preheat.store.lock import FileLock, hold
 from preheat.store.publish import replace as publish
@@ -277,7 +277,7 @@ class _Spool:
 
     def _open(self, directory: Path) -> Descriptor:
         name = f"{directory}/{os.getpid()}-{os.urandom(6).hex()}"
-        file = opened(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+        file = open_fd(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         lock_open_file(file, name)
         # A merge takes files with this suffix that are not locked, so the lock must come first.
         os.rename(name, name + _SUFFIX)

@@ -20,7 +20,7 @@ from preheat.model.key import Key
 from preheat.model.program import Program
 from preheat.process.lazy import LazyModule
 from preheat.store import DiskStore
-from preheat.toolchain.headers.states import HeaderState, Place, decode_states, joined, pack_states
+from preheat.toolchain.headers.states import HeaderState, Place, decode_states, join_states, pack_states
 from preheat.toolchain.sources import sources_of
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class ArtifactCompiler:
             if reason := self.untracked(artifact):
                 why = why or f"{part.label}: {reason}"
             states[index] = self.header_state(Request(part, request.arch, toolchain), artifact)
-        state = joined(states, request.roots)
+        state = join_states(states, request.roots)
         if why:
             return compiled, Untracked(why, state)
         return compiled, state if state.headers else _NO_HEADERS

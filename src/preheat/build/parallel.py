@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from preheat.build.compile_lock import Attempt, WouldWait, parallel_compiles
-from preheat.process.callsite import acting_for, call_site
+from preheat.process.callsite import attributed_to, call_site
 from preheat.process.locks import Lock
 from preheat.process.threads import Cancellation, Cancelled, GilLimiter
 
@@ -65,7 +65,7 @@ class Task(Generic[R]):
             self._notify()
         assert self._run is not None
         try:
-            with acting_for(self.site):
+            with attributed_to(self.site):
                 self.result = self._run(self.attempt)
         except WouldWait:
             return False

@@ -17,7 +17,7 @@ from preheat.device.operands import native_readers
 from preheat.device.uses import Uses
 from preheat.model.artifact import Parameter
 from preheat.model.dtypes import DType
-from preheat.process.callsite import call_site, outside_files
+from preheat.process.callsite import call_site, is_user_file
 
 __all__ = ["make_launcher"]
 
@@ -42,7 +42,7 @@ def make_launcher(launch: Launch) -> Callable[..., None]:
         context, context.thread_state, launch.submits,
         stream, stream.id, stream.handle,
         native_readers if takes_tensors else {},
-        call_site, outside_files,
+        call_site, is_user_file,
         Context, Array, Uses, Buffer,
     )  # fmt: skip
     params, untyped = _describe_params(signature.parameters)

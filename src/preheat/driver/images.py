@@ -30,7 +30,7 @@ from preheat.model.arch import Arch, mismatch
 from preheat.model.artifact import Artifact, Resources
 from preheat.toolchain.binaries import fatbin
 from preheat.toolchain.binaries.cubin import read_arch, read_resources
-from preheat.toolchain.binaries.demangle import demangled
+from preheat.toolchain.binaries.demangle import demangle
 from preheat.toolchain.binaries.elf import ELF, elf_size
 from preheat.toolchain.binaries.fatbin import FatbinEntry, parse_fatbin, read_entry
 from preheat.toolchain.binaries.ptx_section import attach_ptx, attached_ptx
@@ -228,7 +228,7 @@ def _artifact(data: bytes, arch: Arch) -> Artifact:
     except ptx.SyntaxFault as bad:
         raise ImageError(INVALID_PTX, f"invalid PTX, line {bad.line}: {bad}") from None
     digest = hashlib.sha256(data).hexdigest()
-    spelled = {name: _TAG.sub("", found) for name in module.entries if (found := demangled(name))}
+    spelled = {name: _TAG.sub("", found) for name in module.entries if (found := demangle(name))}
     return Artifact(
         digest=digest, label=f"module {digest[:12]}", arch=arch, toolchain="unknown", parts=(),
         entries=entry_points(module, spelled, {}, _resources(data)), cubin=b"", ptx=text.encode(),

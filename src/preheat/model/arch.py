@@ -51,7 +51,7 @@ class Arch:
             >>> str(preheat.Arch.parse("9.0"))
             'sm_90'
         """
-        return text if isinstance(text, Arch) else _parsed(str(text))
+        return text if isinstance(text, Arch) else _parse(str(text))
 
     def __str__(self) -> str:
         return self.name
@@ -63,7 +63,7 @@ class Arch:
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(text: str) -> Arch:
+def _parse(text: str) -> Arch:
     match = _NAME.fullmatch(text.strip().replace(".", ""))
     if match is None or int(match[1]) < 50:
         raise InputError(

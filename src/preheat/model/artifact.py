@@ -32,7 +32,7 @@ __all__ = [
     "without_types",
 ]
 
-_MOST = 1 << 48  # A larger size, count or number of seconds means a damaged entry.
+_MAX_NUMBER = 1 << 48  # A larger size, count or number of seconds means a damaged entry.
 
 
 class Parameter(NamedTuple):
@@ -141,7 +141,7 @@ class Header(NamedTuple):
     """A file that the compiler opened.
 
     Attributes:
-        root: The include directory, such as `@0` for the first one and `@cuda` for those of the
+        root: The include directory, such as `@0` for the first one and `@cuda` for the headers of the
             toolkit.
         name: The name below this directory.
         digest: The digest of the content.
@@ -266,10 +266,10 @@ class Artifact:
             check_name("a kernel", name)
         if len(self.entries) == 1 and self.entries[0].name == name:  # Most programs have one kernel.
             return self.entries[0]
-        found = self._by_name.get(self.names.get(name, name))
-        if found is not None:
-            return found
-        meant = self._by_cpp.get(_folded(name), [])
+        entry = self._by_name.get(self.names.get(name, name))
+        if entry is not None:
+            return entry
+        meant = self._by_cpp.get(_fold(name), [])
         if len(meant) > 1:
             prototypes = ", ".join(each.prototype for each in meant)
             raise InputError(
@@ -295,7 +295,7 @@ class Artifact:
         if self._by_name.get(title) == entry:
             return title
         for name in (title, entry.prototype):
-            if (self._by_name.get(name) or self._by_cpp.get(_folded(name))) in (entry, [entry]):
+            if (self._by_name.get(name) or self._by_cpp.get(_fold(name))) in (entry, [entry]):
                 return name
         return entry.name
 
@@ -312,9 +312,9 @@ class Artifact:
         full: dict[str, list[EntryPoint]] = {}
         short: dict[str, list[EntryPoint]] = {}
         for entry in self.entries:
-            for name in map(_folded, filter(None, (entry.cpp, entry.prototype))):
+            for name in map(_fold, filter(None, (entry.cpp, entry.prototype))):
                 full.setdefault(name, []).append(entry)
-                short.setdefault(_unqualified(name), []).append(entry)
+                short.setdefault(_strip_qualifier(name), []).append(entry)
         return {**short, **full}
 
     def encode(self) -> bytes:
@@ -436,7 +436,7 @@ def _fields(
         "label": label,
         "arch": Arch.parse(arch),
         "toolchain": toolchain,
-        "entries": found if untyped is None else _explained(found, untyped),
+        "entries": found if untyped is None else _explain_untyped(found, untyped),
         "names": names,
         "headers": () if headers == [] else tuple(map(_header, rows(headers, 3))),
         "templates": tuple(templates),
@@ -444,7 +444,7 @@ def _fields(
     }
 
 
-def _explained(entries: tuple[EntryPoint, ...], untyped: object) -> tuple[EntryPoint, ...]:
+def _explain_untyped(entries: tuple[EntryPoint, ...], untyped: object) -> tuple[EntryPoint, ...]:
     """Return kernels with the reasons why their types are unknown, by name."""
     if type(untyped) is not dict:
         raise TypeError(f"{untyped!r} is not a table")
@@ -462,14 +462,14 @@ def _entry_point(row: Any) -> EntryPoint:
     if resources is not None:
         if not set(map(type, resources)) <= _INTEGERS:
             raise TypeError(f"{resources!r} are not integers")
-        if resources and (min(resources) < 0 or max(resources) >= _MOST):
+        if resources and (min(resources) < 0 or max(resources) >= _MAX_NUMBER):
             raise ValueError(f"{resources!r} are not numbers of bytes, or counts")
         whole = len(resources) == _NUM_RESOURCES
         resources = _resources(resources) if whole else Resources(*resources)
     # The marshalled bytes of `1` and `True` differ, although the values are equal. Version 2 of the
     # format has one encoding of a text.
-    found = _parameters(marshal.dumps(parameters, 2))
-    return _entry((name, found, cpp, resources, tuple(directives), None))
+    decoded = _parameters(marshal.dumps(parameters, 2))
+    return _entry((name, decoded, cpp, resources, tuple(directives), None))
 
 
 @lru_cache(maxsize=1024)
@@ -482,7 +482,7 @@ def _parameters(marshalled: bytes) -> tuple[Parameter, ...]:
     parameters = tuple(map(_parameter, rows))
     text("".join([each.kind + (each.type or "") for each in parameters]))
     numbers = [number for row in rows for number in row[:3]]
-    if numbers and (min(numbers) < 0 or max(numbers) >= _MOST):
+    if numbers and (min(numbers) < 0 or max(numbers) >= _MAX_NUMBER):
         raise ValueError(f"{numbers!r} are not numbers of bytes")
     return parameters
 
@@ -492,10 +492,10 @@ def read_provenance(section: bytes) -> Provenance:
     row = parse_json(section.decode())
     if type(row) is not list:
         raise TypeError(f"{row!r} is not a list")
-    found = _made(row) if len(row) == _NUM_FACTS else Provenance(*row)
-    if type(found.seconds) not in (int, float) or not 0 <= found.seconds < _MOST:
-        raise ValueError(f"{found.seconds!r} is not a number of seconds")
-    return found
+    facts = _made(row) if len(row) == _NUM_FACTS else Provenance(*row)
+    if type(facts.seconds) not in (int, float) or not 0 <= facts.seconds < _MAX_NUMBER:
+        raise ValueError(f"{facts.seconds!r} is not a number of seconds")
+    return facts
 
 
 def _sources(section: bytes) -> dict[str, str]:
@@ -548,7 +548,7 @@ _CONST_FIRST = r"\bconst\s+([\w:]+(?:\s+(?!const\b)[\w:]+)*)"
 _OWN_CONST = r"\bconst\s*(?=[,)]|$)"
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     """Normalise a name: no spaces, and `const` after its type as demanglers write it."""
     for pattern, spelling in _SPELLINGS:
         name = re.sub(pattern, spelling, name)
@@ -568,7 +568,7 @@ def _after_arguments(name: str, start: int) -> int:
     return start
 
 
-def _unqualified(name: str) -> str:
+def _strip_qualifier(name: str) -> str:
     """Return `inner` for `ns::inner`. Template arguments and parameter types are not changed."""
     depth = start = 0
     for at, char in enumerate(name):

@@ -59,7 +59,7 @@ class SealMode(IntEnum):
 
 
 class Variable(NamedTuple):
-    """One environment variable: its name, its parser, its default in words, and its effect."""
+    """One environment variable: its name, its parser, a description of its default, and its effect."""
 
     name: str
     parse: Callable[[str, str], Any]
@@ -72,7 +72,7 @@ class Variable(NamedTuple):
         return self.parse(self.name, text) if text.strip() else None
 
 
-def strictness(name: str, text: str) -> SealMode:
+def parse_seal(name: str, text: str) -> SealMode:
     """Parse a switch, or `warn`."""
     if text.strip().lower() == "warn":
         return SealMode.WARN
@@ -116,7 +116,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "PREHEAT_SEALED",
-        strictness,
+        parse_seal,
         "off",
         "If on, a request that needs a compile is an error. With `warn`, it is a warning.",
     ),

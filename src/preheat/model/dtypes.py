@@ -23,8 +23,8 @@ class DType(str):
 
     `x.dtype == "float32"`, `x.dtype == np.float32` and `x.dtype == np.dtype("float32")` are all True
     for an array of float32, and so is a comparison with a dtype of torch. There is one object for each
-    type, so types can also be compared by identity. The hash is that of the name. In a dict or a set, a
-    type is therefore found by its name, and not by a NumPy type, as with NumPy's own types.
+    type, so types can also be compared by identity. The hash is the hash of the name. In a dict or a
+    set, a type is therefore found by its name, and not by a NumPy type, as with NumPy's own types.
 
     Attributes:
         name: The name, such as `float32` or `bfloat16`.
@@ -173,15 +173,15 @@ def dtype_of(what: object) -> DType:
     if isinstance(what, DType):
         return what
     name = str(what).removeprefix("torch.") if not isinstance(what, type) else what.__name__
-    found = DTYPES.get(name) or dtype_of_typestr(name)
-    if found is None:
-        found = DTYPES.get(_PYTHON_TYPES.get(name, ""))
-    if found is None:
+    dtype = DTYPES.get(name) or dtype_of_typestr(name)
+    if dtype is None:
+        dtype = DTYPES.get(_PYTHON_TYPES.get(name, ""))
+    if dtype is None:
         hint = did_you_mean(name, DTYPES) or f"use one of {', '.join(DTYPES)}"
         if getattr(what, "names", None):  # a NumPy record
             hint = "pass the bytes of records: gpu.array(records.view('uint8'))"
         raise InputError(f"{name!r} is not an element type", hint=hint)
-    return found
+    return dtype
 
 
 def dtype_of_dlpack(code: int, bits: int, lanes: int) -> DType | None:

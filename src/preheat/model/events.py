@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preheat.process import fork
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.process.lazy import LazyModule
 from preheat.process.locks import Lock
 
@@ -321,7 +321,7 @@ class JsonLines:
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         line = json.dumps({"time": round(self._clock(), 6), "event": name, **fields}, default=str)
         try:
-            with opened(self._path, _APPEND, 0o666) as file:
+            with open_fd(self._path, _APPEND, 0o666) as file:
                 # One write in append mode, so that lines of several processes do not mix.
                 os.write(file, line.encode() + b"\n")
         except BlockingIOError:

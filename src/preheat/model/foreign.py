@@ -237,14 +237,14 @@ def _reject_identity(kind: object, key: object, variant: object) -> NoReturn:
 
 
 def is_foreign(meta: Mapping[str, Any]) -> bool:
-    """Return whether the metadata of an entry is that of a foreign entry."""
+    """Return whether the metadata of an entry describes a foreign entry."""
     return str(meta.get("kind")).startswith(_PREFIX)
 
 
 def foreign_kind(front: bytes) -> str | None:
     """Return the kind of a foreign entry that begins with `front`; None for every other entry."""
-    found = _FRONT.match(front, codec.JSON_AT)
-    return None if found is None else found[1].decode()
+    match = _FRONT.match(front, codec.JSON_AT)
+    return None if match is None else match[1].decode()
 
 
 def _require_text(value: object) -> None:

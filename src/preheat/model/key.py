@@ -69,7 +69,7 @@ class Key:
     @lazy
     def digest(self) -> str:
         """The SHA-256 of all labels and payloads, each after its length."""
-        return hashlib.sha256(_hashed(self.parts)).hexdigest()
+        return hashlib.sha256(_encode_parts(self.parts)).hexdigest()
 
     @lazy
     def table(self) -> tuple[Part, ...]:
@@ -87,7 +87,7 @@ class Key:
         return Key((*self.parts, *parts))
 
 
-def _hashed(parts: Iterable[tuple[str, bytes]]) -> bytes:
+def _encode_parts(parts: Iterable[tuple[str, bytes]]) -> bytes:
     """Return the bytes of a key that are hashed: each label and payload after its length."""
     pieces: list[bytes] = []
     for label, payload in parts:
@@ -124,7 +124,7 @@ def request_digest(program: Program, arch: Arch, toolchain: str) -> str:
 def _shared_start(toolchain: str, arch: str, language: str) -> bytes:
     """Return the hashed bytes of a `request_key` up to the length of the program's label."""
     first = (_SCHEMA_PART, ("toolchain", toolchain.encode()), *_target_parts(arch, language))
-    return _hashed(first) + b"5:label"
+    return _encode_parts(first) + b"5:label"
 
 
 def bundle_key(program: Program, arch: Arch) -> Key:
@@ -187,7 +187,7 @@ def _rows(label: str, values: tuple[str, ...]) -> list[tuple[str, bytes]]:
 
 
 #: The hashed bytes after the source of a program without options, headers and names.
-_NO_ROWS = _hashed((*_rows("option", ()), *_rows("name", ())))
+_NO_ROWS = _encode_parts((*_rows("option", ()), *_rows("name", ())))
 
 
 def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]:

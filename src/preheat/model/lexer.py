@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 __all__ = [
     "Piece",
-    "blanked",
-    "joined",
-    "mentioned",
-    "pasted",
+    "blank_comments",
+    "find_name",
+    "find_pasted_name",
+    "join_lines",
     "scan",
     "split_commas",
-    "strip_if_unambiguous",
-    "stripped",
+    "strip_comments",
+    "strip_unambiguous_comments",
     "trigraph_variants",
 ]
 
@@ -51,7 +51,7 @@ _INSIDE = {
 _RAW_OPENING = re.compile(r'([^()\\\s"]{0,16})\(')
 _NOT_BREAK = re.compile(r"[^\n]")
 _DOUBTFUL = re.compile(r'R"|include[^\n<"]{0,200}<[^<>\n]*/[/*]')
-_MOST_PIECES = 3
+_MAX_PIECES = 3
 _WORD = re.compile(r"\w+")
 _TRIGRAPHS = {"??/": "\\", "??=": "#"}
 _SEPARATOR = re.compile(r"[,(\[{<>}\])]")  # A comma, or a bracket.
@@ -70,30 +70,30 @@ def scan(text: str, *, ptx: bool = False) -> Iterator[Piece]:
     opening = _PTX_START if ptx else _CPP_START
     at = 0
     raw_strings = True
-    while found := opening.search(text, at):
-        at = found.end()
-        match found.lastgroup:
+    while opened := opening.search(text, at):
+        at = opened.end()
+        match opened.lastgroup:
             case "block":
                 closing = (_PTX_BLOCK_END if ptx else _CPP_BLOCK_END).search(text, at)
                 at = closing.end() if closing else len(text)
-                yield Piece("comment", found.start(), at)
+                yield Piece("comment", opened.start(), at)
             case "line":
                 at = _end(_PTX_LINE if ptx else _CPP_LINE, text, at)
-                yield Piece("comment", found.start(), at)
+                yield Piece("comment", opened.start(), at)
             case "raw" if raw_strings and (end := _raw_end(text, at)):
                 at = end
-                yield Piece("raw string", found.start(), at)
+                yield Piece("raw string", opened.start(), at)
             case "raw":
                 raw_strings = False  # One search to the end of the text is enough.
             case "string":
                 at = _end(_INSIDE['"'], text, at)
-                yield Piece("string", found.start(), at)
+                yield Piece("string", opened.start(), at)
             case "character":
                 at = _end(_INSIDE["'"], text, at)
-                yield Piece("character", found.start(), at)
+                yield Piece("character", opened.start(), at)
 
 
-def stripped(text: str, *, strings: bool = False) -> str:
+def strip_comments(text: str, *, strings: bool = False) -> str:
     """Return C++ `text` with lines joined at backslashes and each comment replaced by a space.
 
     Literals also become spaces. With `strings`, only raw strings do.
@@ -101,23 +101,23 @@ def stripped(text: str, *, strings: bool = False) -> str:
     parts: list[str] = []
     at = 0
     for kind, start, end in scan(text):
-        parts.append(joined(text[at:start]))
+        parts.append(join_lines(text[at:start]))
         parts.append(text[start:end] if strings and kind == "string" else " ")
         at = end
-    parts.append(joined(text[at:]))
+    parts.append(join_lines(text[at:]))
     return "".join(parts)
 
 
-def strip_if_unambiguous(text: str, *, strings: bool = False) -> str:
+def strip_unambiguous_comments(text: str, *, strings: bool = False) -> str:
     """Return `stripped(text)`, or the whole text where scanner and compiler may disagree on literals.
 
     Standards before C++11 have no raw strings, and a header name may contain what looks like a comment.
     """
-    whole = joined(text)
-    return whole if _DOUBTFUL.search(whole) else stripped(text, strings=strings)
+    whole = join_lines(text)
+    return whole if _DOUBTFUL.search(whole) else strip_comments(text, strings=strings)
 
 
-def blanked(text: str) -> str:
+def blank_comments(text: str) -> str:
     """Return PTX `text` with comments and strings replaced by spaces. Lines and columns stay."""
     parts: list[str] = []
     at = 0
@@ -128,7 +128,7 @@ def blanked(text: str) -> str:
     return "".join(parts)
 
 
-def joined(text: str) -> str:
+def join_lines(text: str) -> str:
     """Return C++ `text` with lines joined where a backslash ends one."""
     return _SPLICES.sub("", text) if "\\" in text else text
 
@@ -142,38 +142,38 @@ def trigraph_variants(text: str) -> Iterator[str]:
         yield text
 
 
-def mentioned(texts: Iterable[str], names: Collection[str]) -> str | None:
+def find_name(texts: Iterable[str], names: Collection[str]) -> str | None:
     """Return the first of `names` in the code of `texts`, also where `##` could compose it.
 
     A name in a comment or in a literal does not count.
     """
     words = _words(texts, names)
-    return next((name for name in names if words and _composed(name, words)), None)
+    return next((name for name in names if words and _can_compose(name, words)), None)
 
 
-def pasted(texts: Iterable[str], names: Collection[str]) -> str | None:
+def find_pasted_name(texts: Iterable[str], names: Collection[str]) -> str | None:
     """Return the first of `names` that `##` could compose from words in the code of `texts`."""
     words = _words(texts, names).difference(names)
-    return next((name for name in names if words and _composed(name, words)), None)
+    return next((name for name in names if words and _can_compose(name, words)), None)
 
 
 def _words(texts: Iterable[str], names: Collection[str]) -> set[str]:
     """Return the words in the code of `texts`, or none if they cannot compose any of `names`."""
     read = [reading for text in texts for reading in trigraph_variants(text)]
-    rough = {word for reading in read for word in _WORD.findall(joined(reading))}
-    if not any(_composed(name, rough) for name in names):  # The usual case.
+    rough = {word for reading in read for word in _WORD.findall(join_lines(reading))}
+    if not any(_can_compose(name, rough) for name in names):  # The usual case.
         return set()
-    return {word for reading in read for word in _WORD.findall(strip_if_unambiguous(reading))}
+    return {word for reading in read for word in _WORD.findall(strip_unambiguous_comments(reading))}
 
 
-def _composed(name: str, words: Collection[str]) -> bool:
+def _can_compose(name: str, words: Collection[str]) -> bool:
     """Return True if `name` is one of `words`, or two or three of them joined.
 
     More pieces are not tried: single letters are words of ordinary programs.
     """
     parts = [word for word in words if word in name]
     reached = {0}
-    for _ in range(_MOST_PIECES):
+    for _ in range(_MAX_PIECES):
         reached = {at + len(part) for at in reached for part in parts if name.startswith(part, at)}
         if not reached:
             return False
@@ -184,8 +184,8 @@ def _composed(name: str, words: Collection[str]) -> bool:
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
     """Return the end of a match of a pattern that matches any text."""
-    found = pattern.match(text, at)
-    return found.end() if found else at
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 def _raw_end(text: str, at: int) -> int | None:
@@ -201,15 +201,15 @@ def split_commas(text: str) -> list[str]:
     """Return the parts of `text` between commas outside brackets, without surrounding white space."""
     parts = []
     depth = start = 0
-    for found in _SEPARATOR.finditer(text):
-        char = found[0]
+    for separator in _SEPARATOR.finditer(text):
+        char = separator[0]
         if char in "([{<":
             depth += 1
         elif char != ",":
             depth -= 1
         elif depth == 0:
-            parts.append(text[start : found.start()].strip())
-            start = found.end()
+            parts.append(text[start : separator.start()].strip())
+            start = separator.end()
     if last := text[start:].strip():
         parts.append(last)
     return parts

@@ -31,7 +31,7 @@ def has_lines(code: bytes) -> bool:
 
 
 def lines_with_files(code: bytes) -> Lines | None:
-    """Return the line information of a PTX text, with those of its source files that are readable."""
+    """Return the line information of a PTX text, with its readable source files."""
     if not has_lines(code):
         return None
     text = code.decode()
@@ -65,7 +65,7 @@ class Lines:
 
     @lazy
     def _instructions(self) -> dict[str, list[tuple[str, Chain]]]:
-        return {function.name: list(_located(function)) for function in self._module.functions}
+        return {function.name: list(_locate(function)) for function in self._module.functions}
 
     def _shown(self, place: str) -> SourceLine:
         file, line, _ = place.split()
@@ -74,7 +74,7 @@ class Lines:
         return SourceLine(_DIRECTORY.sub("", name), int(line), text[0].strip() if text else None)
 
 
-def _located(function: ptx.Function) -> Iterator[tuple[str, Chain]]:
+def _locate(function: ptx.Function) -> Iterator[tuple[str, Chain]]:
     """Yield the instructions of a function, each with the location of the last `.loc` before it."""
     chain: Chain = ()
     known: dict[str, Chain] = {}  # A call has a `.loc` before the instructions inlined from it.

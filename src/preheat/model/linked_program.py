@@ -30,7 +30,7 @@ KINDS = {
 #: The suffixes of all of them.
 BINARY_SUFFIXES = tuple(suffix for suffixes in KINDS.values() for suffix in suffixes)
 _EM_CUDA = 190  # The machine of ELF files with GPU code.
-_MOST_LABELS = 4  # A longer list of parts is cut short in the label of a link.
+_MAX_LABELS = 4  # A longer list of parts is cut short in the label of a link.
 
 # Options of the linker that are separate arguments, and those that make something other than code.
 _REFUSED = (
@@ -80,19 +80,19 @@ class BinaryPart:
             >>> preheat.BinaryPart.of(preheat.compile(SAXPY, "sm_90").cubin, label="saxpy").label
             'saxpy'
         """
-        found = kind or _kind_of(data)
-        if found is None:
+        actual = kind or _kind_of(data)
+        if actual is None:
             raise InputError(
                 f"{label or 'a part'} is not a cubin, LTO-IR, a fatbin, an object file or a library",
                 hint="a source is given as text, as the path of a .cu or .ptx file, or as a Program",
             )
-        return cls(data=data, kind=found, label=label or f"part{KINDS.get(found, ('',))[0]}")
+        return cls(data=data, kind=actual, label=label or f"part{KINDS.get(actual, ('',))[0]}")
 
     @classmethod
     def from_file(
         cls, path: str | os.PathLike[str], *, kind: str | None = None, label: str | None = None
     ) -> BinaryPart:
-        """Read a part from a file. The keyword arguments are those of `of`.
+        """Read a part from a file. See `of` for the keyword arguments.
 
         Raises:
             InputError: The file cannot be read, or is of no known kind.
@@ -151,9 +151,9 @@ class LinkedProgram(Program):
     """Programs and compiled parts that are linked into one. It is used wherever a `Program` is.
 
     CUDA C++ parts are compiled to relocatable code or, with `lto`, to LTO-IR, which the linker
-    optimises as a whole. The order of the parts is part of the key. `options` are those of nvJitLink,
-    and each program has its own options for its compiler. The kernels and variables of all parts are
-    those of the result. `include` has the directories of all parts.
+    optimises as a whole. The order of the parts is part of the key. `options` are for nvJitLink,
+    and each program has its own options for its compiler. The result has the kernels and variables of
+    all parts. `include` has the directories of all parts.
 
     Attributes:
         parts: The parts, each a `Program` or a `BinaryPart`.
@@ -342,5 +342,5 @@ def _kind_of(data: bytes) -> str | None:
 
 def _default_label(parts: Sequence[Program | BinaryPart]) -> str:
     labels = [part.label for part in parts]
-    rest = len(labels) - _MOST_LABELS
-    return "+".join(labels) if rest <= 0 else f"{'+'.join(labels[:_MOST_LABELS])}+{rest} more"
+    rest = len(labels) - _MAX_LABELS
+    return "+".join(labels) if rest <= 0 else f"{'+'.join(labels[:_MAX_LABELS])}+{rest} more"

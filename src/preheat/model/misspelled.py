@@ -1,4 +1,4 @@
-"""Environment variables whose names are almost those of preheat: they have no effect, and a warning."""
+"""Warnings of environment variables whose names resemble settings of preheat: they have no effect."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import re
 import sys
 from collections.abc import Callable
 
-__all__ = ["FILE", "format_spellings", "is_spelling", "spelled", "spelled_in_manifest"]
+__all__ = ["FILE", "format_spellings", "is_spelling", "spell", "spelled_in_manifest"]
 
 FILE = "{file}"
 _CWD = "{cwd}"
@@ -32,7 +32,7 @@ _SPELLING = re.compile(r"(?:\{(?:file|cwd|caller|packages)\}(?:/.*)?|/.*)", re.S
 _BASE = "/" + "x/" * 64  # Replaces the directory of the manifest; deep enough for every `..`.
 
 
-def spelled(written: str, file: str | None, caller: Callable[[], str | None] | None = None) -> str:
+def spell(written: str, file: str | None, caller: Callable[[], str | None] | None = None) -> str:
     """Return the spelling of an include directory that the program gave as `written`.
 
     `file` is the file of the program. `caller` returns the Python file that makes the request.

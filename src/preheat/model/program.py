@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from preheat.errors import InputError, short_repr
-from preheat.model.portable_paths import spelled
+from preheat.model.portable_paths import spell
 from preheat.process.callsite import call_site
 from preheat.process.files import read_whole
 from preheat.process.lazy import LazyModule, lazy
@@ -85,7 +85,7 @@ class Program:
     names: tuple[str, ...] = ()
     path: str | None = field(default=None, compare=False)  # the file that `from_file` read
     spellings: tuple[tuple[str, str], ...] = ()  # (directory, spelling), completed from `path`
-    #: The rows that a key has after those of the fields above. Programs that are linked have some.
+    #: The rows that a key has after the rows of the fields above. Programs that are linked have some.
     part_rows: ClassVar[tuple[tuple[str, bytes], ...]] = ()
     #: The options by which NVRTC makes code that still has to be linked, for a part of a link.
     form_options: ClassVar[tuple[str, ...]] = ()
@@ -140,7 +140,7 @@ class Program:
             others, moved = _split_include_options(others)
             written = list(map(_path, (*directories, *moved)))
             directories = tuple(map(os.path.abspath, written))
-            spelt = [spelled(directory, path, _asking_file) for directory in written]
+            spelt = [spell(directory, path, _asking_file) for directory in written]
             spellings = tuple(zip(directories, spelt, strict=True))
         program = object.__new__(cls)
         # All fields at once: the constructor of a frozen class takes longer, one field at a time.
@@ -230,7 +230,7 @@ class Program:
         if self.include or self.spellings:
             known = dict(reversed(self.spellings))  # The first spelling of a directory counts.
             complete = [
-                (directory, known.get(directory) or spelled(directory, self.path))
+                (directory, known.get(directory) or spell(directory, self.path))
                 for directory in dict.fromkeys(self.include)
             ]
             object.__setattr__(self, "spellings", tuple(complete))
@@ -296,7 +296,7 @@ class Program:
         if self.language != "cuda":
             return False
         readings = chain.from_iterable(map(lexer.trigraph_variants, self.texts))
-        return any("include" in lexer.joined(reading) for reading in readings)
+        return any("include" in lexer.join_lines(reading) for reading in readings)
 
     @lazy
     def uncacheable(self) -> str | None:
@@ -401,7 +401,7 @@ def header_rows(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...
 
 def clock_macro(*texts: str) -> str | None:
     """Return a macro in the code of `texts` whose value differs from compile to compile."""
-    return lexer.mentioned(texts, _CLOCK)
+    return lexer.find_name(texts, _CLOCK)
 
 
 def _is_unicode(text: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from preheat.model.lexer import blanked, split_commas
+from preheat.model.lexer import blank_comments, split_commas
 from preheat.process.lazy import lazy
 
 __all__ = [
@@ -193,22 +193,22 @@ class Module:
     @lazy
     def variables(self) -> dict[str, Variable]:
         """The variables of the module by name. A definition replaces a declaration."""
-        found: dict[str, Variable] = {}
+        variables: dict[str, Variable] = {}
         for line, text in self.outside:
             for variable in declared_variables(text, line):
-                if variable.name not in found or ".extern" in found[variable.name].linkage:
-                    found[variable.name] = variable
-        return found
+                if variable.name not in variables or ".extern" in variables[variable.name].linkage:
+                    variables[variable.name] = variable
+        return variables
 
     @lazy
     def bodies(self) -> dict[str, Function]:
         """The functions defined in the module, by name and by the names that `.alias` adds."""
-        found = {f.name: f for f in self.functions if f.body is not None}
+        functions = {f.name: f for f in self.functions if f.body is not None}
         for _, text in self.outside:
             for alias in _ALIAS.finditer(text):
-                if alias["target"] in found:
-                    found[alias["name"]] = found[alias["target"]]
-        return found
+                if alias["target"] in functions:
+                    functions[alias["name"]] = functions[alias["target"]]
+        return functions
 
     @lazy
     def entries(self) -> dict[str, Function]:
@@ -219,7 +219,7 @@ class Module:
 @lru_cache(maxsize=1)  # The build and then the emulator parse the same text.
 def parse(text: str) -> Module:
     """Parse a PTX text, or raise `SyntaxFault`."""
-    clean = blanked(text)
+    clean = blank_comments(text)
     version = _VERSION.search(clean)
     target = _TARGET.search(clean)
     if version is None or target is None:
@@ -307,7 +307,7 @@ def _statements(clean: str, first_line: int = 1) -> tuple[Statement, ...]:
 def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]:
     """Yield the functions of a text without comments, and append the text between them to `outside`."""
     at = 0
-    breaks = [found.start() for found in re.finditer("\n", clean)]
+    breaks = [newline.start() for newline in re.finditer("\n", clean)]
     while match := _HEAD.search(clean, at):
         outside.append((bisect_left(breaks, at) + 1, clean[at : match.start()]))
         end = _head_end(clean, match.end())
@@ -338,9 +338,9 @@ def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]
 
 def _head_end(clean: str, start: int) -> int:
     """Return where a function head ends: at its `{`, or at the `;` of a declaration."""
-    for found in _HEAD_END.finditer(clean, start):
-        if not found[0].startswith(".pragma"):
-            return found.start()
+    for mark in _HEAD_END.finditer(clean, start):
+        if not mark[0].startswith(".pragma"):
+            return mark.start()
     return len(clean)
 
 
@@ -361,7 +361,7 @@ def _params(text: str, line: int) -> tuple[Param, ...]:
     params = []
     offset = 0
     for row in filter(None, map(str.strip, text.split(","))):
-        # `.align` before `.ptr` is that of the parameter, after it that of the pointee.
+        # `.align` before `.ptr` is the parameter's, after it the pointee's.
         own, pointer, _ = row.partition(".ptr")
         kinds = [word for word in re.findall(r"\.(\w+)", own) if word in SIZES]
         kind = kinds[0] if kinds else None

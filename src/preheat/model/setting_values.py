@@ -34,7 +34,7 @@ __all__ = [
     "word",
 ]
 
-_MOST_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
+_MAX_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
 _MARK = "@sha256"
 _PINNED = re.compile(rf"(.+){_MARK}:([0-9a-fA-F]{{64}})", re.DOTALL)
 # The colon of a pin is the separator of PATH as well.
@@ -84,8 +84,8 @@ def seconds(name: str, text: str) -> float:
     if not re.fullmatch(r"\d+(?:\.\d+)?", text.strip()):
         raise ConfigError(name, _start(text), "a number of seconds")
     value = float(text)
-    if value > _MOST_SECONDS:
-        raise ConfigError(name, _start(text), f"a number of seconds, at most {_MOST_SECONDS:,}")
+    if value > _MAX_SECONDS:
+        raise ConfigError(name, _start(text), f"a number of seconds, at most {_MAX_SECONDS:,}")
     return value
 
 
@@ -115,10 +115,10 @@ def directory(name: str, text: str) -> Path:
 
 def urls(name: str, text: str) -> tuple[str, ...]:
     """Parse URLs with white space between them. What they mean is checked when they are used."""
-    found = tuple(text.split())
-    if not all(re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url) for url in found):
+    addresses = tuple(text.split())
+    if not all(re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url) for url in addresses):
         raise ConfigError(name, shown_url(text), "a URL, such as s3://bucket/kernels")
-    return found
+    return addresses
 
 
 def shown_url(text: str) -> str:

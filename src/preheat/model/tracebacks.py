@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from preheat.errors import PreheatError
 from preheat.model.config import environ
-from preheat.process.callsite import outside_files
+from preheat.process.callsite import is_user_file
 
 __all__ = ["hide_frames", "short_errors", "short_methods", "shorten_traceback"]
 
@@ -21,7 +21,7 @@ def shorten_traceback(error: PreheatError) -> None:
     """Remove the frames of preheat below the function that has caught `error`.
 
     The error is about the program of the user, and frames in preheat do not help to find it.
-    Frames of the program, such as those of a function that preheat has called, stay. With
+    Frames of the program, such as a function that preheat has called, stay. With
     `PREHEAT_TRACEBACK=full`, all frames stay.
     """
     last = error.__traceback__
@@ -30,7 +30,7 @@ def shorten_traceback(error: PreheatError) -> None:
 
 
 def hide_frames(error: PreheatError) -> None:
-    """Remove the frames of preheat, also that of the function that has caught `error`.
+    """Remove the frames of preheat, also the frame of the function that has caught `error`.
 
     This is for a function that replaces a function of another library. The caller raises the
     error again by a bare `raise`, which adds no frame. With `PREHEAT_TRACEBACK=full`, all frames stay.
@@ -48,7 +48,7 @@ def _without_preheat(first: TracebackType | None) -> TracebackType | None:
     kept = []
     frame = first
     while frame is not None:
-        if outside_files[frame.tb_frame.f_code.co_filename]:
+        if is_user_file[frame.tb_frame.f_code.co_filename]:
             kept.append(frame)
         frame = frame.tb_next
     below: TracebackType | None = None

@@ -500,7 +500,7 @@ typedef struct {
     PyObject *context, *thread_state, *submits;
     PyObject *stream, *stream_id, *stream_handle;
     PyObject* readers; /* how tensors of other libraries are read, by their type: see `Reader` */
-    PyObject *call_site, *outside_files;
+    PyObject *call_site, *is_user_file;
     PyObject *context_type, *array_type, *uses_type, *buffer_type;
     Py_ssize_t context_unrestricted, context_lost;
     Py_ssize_t array_address, array_buffer, array_dtype, array_uses, uses_writer, uses_readers;
@@ -789,7 +789,7 @@ static PyObject* find_site(Launcher* self) {
     PyFrameObject* frame = PyEval_GetFrame();
     if (frame) {
         PyCodeObject* code = PyFrame_GetCode(frame);
-        PyObject* outside = PyDict_GetItemWithError(self->outside_files, code->co_filename);
+        PyObject* outside = PyDict_GetItemWithError(self->is_user_file, code->co_filename);
         if (outside == Py_True)
             return Py_BuildValue("(Ni)", code, PyFrame_GetLasti(frame));
         Py_DECREF(code);

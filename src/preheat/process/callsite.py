@@ -16,8 +16,8 @@ else:
     warnings = LazyModule("warnings")
 
 __all__ = [
-    "CallSite", "acting_for", "call_site", "caller", "exclude_library", "file_and_line", "format_site",
-    "outside_files", "shown_path", "warn_caller",
+    "CallSite", "attributed_to", "call_site", "caller", "exclude_library", "file_and_line",
+    "format_site", "is_user_file", "shown_path", "warn_caller",
 ]  # fmt: skip
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -29,13 +29,13 @@ _INSIDE = (_HERE, _PYTHON, "<frozen ")
 #: needed, because that takes longer than a launch. The code is None if it is not known.
 CallSite = tuple[CodeType | None, int]
 
-_acting_for: dict[int, CallSite] = {}  # by thread
+_attributed_to: dict[int, CallSite] = {}  # by thread
 
 
 _libraries: list[str] = []  # prefixes of the files of libraries that call preheat for the program
 
 
-class _OutsideFiles(dict[str, bool]):
+class _UserFiles(dict[str, bool]):
     """A dict that says for each file name whether its code belongs to the program.
 
     It does not if the file is in preheat, in the standard library or in an excluded library. The
@@ -57,7 +57,7 @@ def _is_command(name: str) -> bool:
     return os.path.dirname(name) == _COMMANDS
 
 
-outside_files = _OutsideFiles()
+is_user_file = _UserFiles()
 
 
 def exclude_library(files: str) -> None:
@@ -67,7 +67,7 @@ def exclude_library(files: str) -> None:
     """
     if files not in _libraries:
         _libraries.append(files)
-        outside_files.clear()
+        is_user_file.clear()
 
 
 def call_site(*libraries: str) -> CallSite:
@@ -78,23 +78,23 @@ def call_site(*libraries: str) -> CallSite:
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if outside_files[code.co_filename] and not code.co_filename.startswith(libraries):
+        if is_user_file[code.co_filename] and not code.co_filename.startswith(libraries):
             return (code, frame.f_lasti)
         frame = frame.f_back
-    return _acting_for.get(get_ident(), (None, 0))
+    return _attributed_to.get(get_ident(), (None, 0))
 
 
-class acting_for:  # noqa: N801 - used like a function
+class attributed_to:  # noqa: N801 - used like a function
     """In a thread of preheat, let `call_site` return the line that requested the work."""
 
     def __init__(self, site: CallSite) -> None:
         self._site = site
 
     def __enter__(self) -> None:
-        _acting_for[get_ident()] = self._site
+        _attributed_to[get_ident()] = self._site
 
     def __exit__(self, *_: object) -> None:
-        _acting_for.pop(get_ident(), None)
+        _attributed_to.pop(get_ident(), None)
 
 
 def file_and_line(site: CallSite) -> tuple[str, int]:

@@ -17,10 +17,10 @@ __all__ = [
     "MAX_FILE_BYTES",
     "OTHERS_WRITE",
     "Descriptor",
+    "adopt_fd",
     "lock_open_file",
-    "opened",
+    "open_fd",
     "others_can_replace",
-    "owned",
     "read_part",
     "read_whole",
 ]
@@ -55,18 +55,18 @@ class Descriptor(int):
     __del__ = close
 
 
-def owned(make: Callable[..., int], *arguments: Any) -> Descriptor:
+def adopt_fd(make: Callable[..., int], *arguments: Any) -> Descriptor:
     """Return the descriptor that `make(*arguments)` opens, owned from the start."""
     return next(map(Descriptor, map(make, *zip(arguments))))  # `zip` makes 1-tuples for `map`.
 
 
-def opened(
+def open_fd(
     path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Descriptor:
     """Open `path` as `os.open` does. Child programs do not inherit the descriptor."""
     call = os.open if dir_fd is None else partial(os.open, dir_fd=dir_fd)
     flags |= os.O_CLOEXEC
-    return next(map(Descriptor, map(call, (path,), (flags,), (mode,))))  # One step, as in `owned`.
+    return next(map(Descriptor, map(call, (path,), (flags,), (mode,))))  # One step, as in `adopt_fd`.
 
 
 def lock_open_file(file: Descriptor, path: str | os.PathLike[str]) -> None:
@@ -97,28 +97,28 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_part(
-    path: str | os.PathLike[str], most: int, *, offset: int = 0, size: int = 0, own: bool = False
+    path: str | os.PathLike[str], limit: int, *, offset: int = 0, size: int = 0, own: bool = False
 ) -> bytes:
-    """Return `size` bytes of a regular file, by default all of it; `OSError` for more than `most`.
+    """Return `size` bytes of a regular file, by default all of it; `OSError` for more than `limit`.
 
     With `own`, the file must be one that only this user or root can have made: it is neither a link nor
     a second name of another file.
     """
-    with _opened_regular(path, os.O_NOFOLLOW if own else 0) as file:
+    with _open_regular(path, os.O_NOFOLLOW if own else 0) as file:
         status = os.fstat(file)
         if own and (status.st_uid not in (os.geteuid(), 0) or status.st_nlink != 1):
             raise OSError(errno.EPERM, "it belongs to another user or has several names")
         size = min(size or status.st_size, max(status.st_size - offset, 0))
-        if size > most:
+        if size > limit:
             raise OSError(errno.EFBIG, f"{size:,} bytes are too many")
         with open(file, "rb", closefd=False) as stream:
             stream.seek(offset)
             return stream.read(size)
 
 
-def _opened_regular(path: str | os.PathLike[str], flags: int = 0) -> Descriptor:
+def _open_regular(path: str | os.PathLike[str], flags: int = 0) -> Descriptor:
     """Open a regular file for reading, without waiting for the writer of a pipe."""
-    file = opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    file = open_fd(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | flags)
     mode = os.fstat(file).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

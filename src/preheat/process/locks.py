@@ -12,7 +12,7 @@ Which lock to use:
     one computation for many threads        `SingleFlight`           works as it is
     data that every launch or replay uses   `DictLock`               `after_fork` must free it
     other data of a device                  `threading.Lock`         `after_fork` must replace it
-    files that processes share              `cache.lock.FileLock`    closed: the parent holds it
+    files that processes share              `store.lock.FileLock`    closed: the parent holds it
     an import, the start of a process       `no_fork`                a fork waits for it
 
 `threading.Lock` costs less than `Lock`, but an interrupt in its `with` statement can leave it locked.
@@ -50,7 +50,7 @@ class Holder:
     __slots__ = ("_after", "frame", "thread")
 
     def __init__(self, frame: FrameType | None) -> None:
-        """`frame` is that of a function that this thread runs, not of a generator.
+        """`frame` belongs to a function that this thread runs, not to a generator.
 
         None means that the function has ended.
         """
@@ -94,7 +94,7 @@ class Holder:
 
 
 def _frames_of_threads(frame: FrameType) -> dict[int, FrameType]:
-    """Return the frame that each thread runs, and for this thread `frame`, that of a caller.
+    """Return the frame that each thread runs; for this thread `frame`, which a caller runs.
 
     The frame of a function that keeps the result would be a cycle of references, and everything in the
     frames below it would stay in memory until the next garbage collection.
@@ -218,7 +218,7 @@ class Lock:
     def _take_place(
         self, mine: Holder, held: list[Holder], frames: dict[int, FrameType]
     ) -> tuple[bool, bool | None]:
-        """Take a free place, or that of a lost holder, and forget the other lost holders.
+        """Take a free place or a lost holder's place, and forget the other lost holders.
 
         The first value is True if this thread holds a place already. The second one says whether the
         last holder of the place was lost. It is None if no place was taken.

@@ -13,7 +13,7 @@ from _thread import get_ident
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
-from preheat.process.files import owned
+from preheat.process.files import adopt_fd
 
 __all__ = ["Cancellation", "Cancelled", "GilLimiter", "current_cancellation", "released"]
 
@@ -89,7 +89,7 @@ class Cancellation:
     def __init__(self) -> None:
         self.cancelled = False
         #: Readable once the compiles are cancelled, for a thread that waits for another descriptor.
-        self.descriptor = owned(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.descriptor = adopt_fd(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __enter__(self) -> Cancellation:
         _cancellations[get_ident()] = self

@@ -21,7 +21,7 @@ import xxhash
 
 from preheat.model import codec
 from preheat.model.events import Events
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.process.lazy import LazyModule
 from preheat.process.locks import Lock
 from preheat.store import lock, publish
@@ -432,7 +432,7 @@ class DiskStore(LayerStore):
 
 def _overwrite(path: str, content: bytes) -> None:
     """Write a file in place, which is cheaper than replacing it. No link is followed."""
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+    with open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise NotAFileError
         os.pwrite(file, content, 0)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.model import codec
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.store.filesystem import is_silly_renamed, retry_transient
 from preheat.store.trust import DistrustedError, read_file, writable_by_others
 
@@ -169,7 +169,7 @@ class LayerStore:
 
 
 def _first_bytes(path: str) -> bytes:
-    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+    with open_fd(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         return os.read(file, _FIRST_BYTES)
 
 

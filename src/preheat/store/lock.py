@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from preheat.process import fork
-from preheat.process.files import Descriptor, lock_open_file, opened
+from preheat.process.files import Descriptor, lock_open_file, open_fd
 from preheat.process.locks import Holder, Lock
 from preheat.store.filesystem import TRANSIENT, retry_transient
 from preheat.store.trust import DistrustedError, NotAFileError
@@ -105,7 +105,7 @@ class FileLock:
         # Set before the file is locked, so that `release_lost` finds the lock after an interrupt.
         _held.add(self)
         try:
-            self._file = file = opened(self.path, _FLAGS)
+            self._file = file = open_fd(self.path, _FLAGS)
             _require_file(os.fstat(file), self.path, trust=self._trust)
             lock_open_file(file, self.path)
         except (BlockingIOError, FileNotFoundError):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.store.filesystem import TRANSIENT, is_silly_renamed, retry_transient
 
 __all__ = ["ORPHANED", "is_staged", "publish", "replace", "staged_name", "sweep", "unwritable_reason"]
@@ -40,7 +40,7 @@ def publish(path: Path, parts: Iterable[bytes], *, mode: int = 0o644) -> int:
         raise OSError(errno.EINVAL, _NOT_A_FILE)
     size = replace(str(path), parts, mode=mode)
     # Some file systems cannot sync a directory. The file is published anyway.
-    with suppress(OSError), opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
+    with suppress(OSError), open_fd(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
         os.fsync(directory)
     with suppress(OSError):
         sweep(str(path.parent), os.stat(path).st_mtime, beside=True)
@@ -67,7 +67,7 @@ def replace(
     temporary = f"{home}/{staged_name()}"
     size = 0
     try:
-        with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
+        with open_fd(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
             for part in parts:
                 size += _write(file, part)
             if durable:  # After a power cut, the new name must not lead to an empty file.
@@ -120,7 +120,7 @@ def _time_of(directory: str) -> float:
     """Return the present time by the clock that stamps the files of a directory."""
     path = f"{directory}/{staged_name()}"
     try:
-        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as file:
+        with open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as file:
             return os.fstat(file).st_mtime
     finally:
         with suppress(OSError):

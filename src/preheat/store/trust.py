@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from preheat.model.events import Events
-from preheat.process.files import MAX_FILE_BYTES, OTHERS_WRITE, Descriptor, opened, others_can_replace
+from preheat.process.files import MAX_FILE_BYTES, OTHERS_WRITE, Descriptor, open_fd, others_can_replace
 from preheat.store.filesystem import TRANSIENT, retry_transient
 
 __all__ = [
@@ -140,11 +140,11 @@ def writable_by_others(status: os.stat_result, me: int | None = None) -> str | N
 def open_file(path: Path, *, trust: bool = False) -> Descriptor:
     """Open the regular file at `path`; `DistrustedError` when another user could change it."""
     if trust:
-        file = opened(path, _FILE)
+        file = open_fd(path, _FILE)
     else:
         holder, name = _open_parent(path, _trusted_users(None), make=False)
         with holder:
-            file = opened(name, _FILE | os.O_NOFOLLOW, dir_fd=holder)
+            file = open_fd(name, _FILE | os.O_NOFOLLOW, dir_fd=holder)
     _require_file(os.fstat(file), trust=trust)
     return file
 
@@ -229,7 +229,7 @@ def _directory(path: Path, trusted: set[int], *, make: bool = False) -> Iterator
     holder, name = _open_parent(path, trusted, make=make)
     try:
         with holder:
-            directory = opened(name, _DIRECTORY, dir_fd=holder)
+            directory = open_fd(name, _DIRECTORY, dir_fd=holder)
     except NotADirectoryError:
         raise NotADirectoryError(f"{path} is not a directory") from None
     with directory:
@@ -242,7 +242,7 @@ def _open_parent(path: Path, trusted: set[int], *, make: bool) -> tuple[Descript
     With `make`, a missing step is created, unless a link leads to it.
     """
     steps = [(name, make) for name in reversed(Path(os.path.abspath(path)).parts[1:])]
-    here = opened("/", _DIRECTORY)
+    here = open_fd("/", _DIRECTORY)
     walked = "/"
     shared = False
     for _ in range(_MAX_STEPS):  # A descriptor without references is closed.
@@ -254,12 +254,12 @@ def _open_parent(path: Path, trusted: set[int], *, make: bool) -> tuple[Descript
         if link is None and not steps:
             return here, name
         if link is None:
-            here = opened(name, _DIRECTORY, dir_fd=here)
+            here = open_fd(name, _DIRECTORY, dir_fd=here)
             walked = f"{walked.rstrip('/')}/{name}"
         else:
             steps += [(part, False) for part in reversed(link.split("/")) if part not in ("", ".")]
             if link.startswith("/"):
-                here = opened("/", _DIRECTORY)
+                here = open_fd("/", _DIRECTORY)
                 walked = "/"
                 shared = False
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))

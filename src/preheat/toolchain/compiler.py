@@ -173,7 +173,7 @@ class Toolchain:
 
 
 def own_roots(program: Program) -> dict[str, str]:
-    """Return the include directories of a program by label, without those of the toolkit.
+    """Return the include directories of a program by label, without the toolkit's.
 
     This needs no compiler.
     """

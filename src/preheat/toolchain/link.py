@@ -74,9 +74,9 @@ def link(
         "symbols": [*entries, *probes.values()],
     }
     reply, made = pool.call(message, {str(index): part.data for index, part in enumerate(parts)})
-    log = _accepted(reply, failed, made["ptx"])
+    log = _accept(reply, failed, made["ptx"])
     require_loadable(program, made["cubin"])
-    text = _merged(parts, made["ptx"])
+    text = _merge(parts, made["ptx"])
     demangled = reply["demangled"]
     sources = {index: compiled[index] for index in program.sources}
     logs = "\n".join([*(artifact.log for artifact in sources.values()), log])
@@ -138,17 +138,17 @@ def _probes(
 
     The second table says why the C++ types of other kernels are unknown.
     """
-    found = {}
+    symbols = {}
     unknown = {}
     for index, part in program.sources.items():
         lowered = compiled[index].names
         for name, probes in signature.all_probes(part).items():
             accepted = [lowered[probe] for probe in probes if probe in lowered]
             if accepted:
-                found[lowered.get(name, name)] = accepted[0]
+                symbols[lowered.get(name, name)] = accepted[0]
             else:
                 unknown[name] = signature.REJECTED
-    return found, unknown
+    return symbols, unknown
 
 
 def _names(program: LinkedProgram, compiled: Mapping[int, Artifact]) -> dict[str, str]:
@@ -156,8 +156,8 @@ def _names(program: LinkedProgram, compiled: Mapping[int, Artifact]) -> dict[str
     return {name: compiled[index].names[name] for index, part in sources for name in part.names}
 
 
-def _merged(parts: Sequence[_Part], optimised: bytes) -> str:
-    """Return the PTX of all parts that have PTX; `optimised` is that of the LTO-IR among them."""
+def _merge(parts: Sequence[_Part], optimised: bytes) -> str:
+    """Return the PTX of all parts that have PTX; `optimised` is the PTX of the LTO-IR among them."""
     texts = [part.ptx for part in parts if part.ptx is not None]
     if optimised:
         texts.insert(0, PtxPart.of("LTO", optimised.decode()))
@@ -170,12 +170,12 @@ def _merged(parts: Sequence[_Part], optimised: bytes) -> str:
 def _defined_twice(parts: Sequence[_Part]) -> list[str]:
     """Return the symbols that several parts define, other than weakly."""
     modules = [part.ptx for part in parts if part.ptx is not None]
-    found = [symbol for module in modules for symbol in ptx_merge.definitions(module)]
-    strong = (name for name, linkage in found if linkage == "visible")
+    symbols = [symbol for module in modules for symbol in ptx_merge.definitions(module)]
+    strong = (name for name, linkage in symbols if linkage == "visible")
     return [name for name, number in Counter(strong).items() if number > 1]
 
 
-def _accepted(reply: Mapping[str, Any], failed: Any, optimised: bytes) -> str:
+def _accept(reply: Mapping[str, Any], failed: Any, optimised: bytes) -> str:
     """Return the log of a link that succeeded, or raise the error of one that did not."""
     status, log = reply["status"], str(reply["log"])
     undefined = _UNDEFINED.findall(log)
@@ -224,14 +224,14 @@ def _error(
 class _Symbols:
     """What parts define and use, with C++ names, for the error of a link."""
 
-    def __init__(self, pool: WorkerPool, parts: Sequence[_Part], asked: set[str]) -> None:
+    def __init__(self, pool: WorkerPool, parts: Sequence[_Part], requested: set[str]) -> None:
         self._parts = parts
         self._defined = {
             part.name: [name for name, linkage in ptx_merge.definitions(part.ptx) if linkage]
             for part in parts
             if part.ptx is not None
         }
-        everything = asked.union(*self._defined.values())
+        everything = requested.union(*self._defined.values())
         self._titles = pool.call({"do": "demangle", "names": sorted(everything)}).message["names"]
 
     def undefined(self, name: str) -> LinkedSymbol:

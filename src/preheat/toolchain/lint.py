@@ -55,18 +55,18 @@ def check(text: str, program: str) -> ptx.Module:
     for function in module.functions:
         for statement in function.statements:
             if statement.opcode.startswith(".reg"):  # also `.reg.b32`
-                if name := _shadowed(statement):
+                if name := _find_shadowed_name(statement):
                     raise fault("shadow", statement.line, f"{name} hides the special register {name}")
-            elif _unrounded(statement.opcode):
+            elif _lacks_rounding(statement.opcode):
                 message = f"{statement.opcode} needs a rounding mode, .approx or .full"
                 raise fault("rounding", statement.line, message)
     return module
 
 
-def _shadowed(declaration: ptx.Statement) -> str | None:
+def _find_shadowed_name(declaration: ptx.Statement) -> str | None:
     for name, count in _DECLARED.findall(declaration.text):
         if count:  # `%pm<3>` declares %pm0 to %pm2
-            clash = min((s for s in SPECIAL if _numbered(s, name, int(count))), default=None)
+            clash = min((s for s in SPECIAL if _is_numbered(s, name, int(count))), default=None)
         else:
             clash = name if name in SPECIAL else None
         if clash:
@@ -74,12 +74,12 @@ def _shadowed(declaration: ptx.Statement) -> str | None:
     return None
 
 
-def _numbered(special: str, base: str, count: int) -> bool:
+def _is_numbered(special: str, base: str, count: int) -> bool:
     rest = special.removeprefix(base)
     return special.startswith(base) and rest.isdecimal() and int(rest) < count
 
 
-def _unrounded(opcode: str) -> bool:
+def _lacks_rounding(opcode: str) -> bool:
     """Return whether this is a float division, square root or reciprocal without rounding mode."""
     base, *modifiers = opcode.split(".")
     floating = {"f32", "f64"} & set(modifiers)

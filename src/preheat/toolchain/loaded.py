@@ -37,17 +37,17 @@ def loaded_builds() -> dict[str, str]:
 
     The ids are read from memory, because the file may have been replaced after it was loaded.
     """
-    found: dict[str, str] = {}
+    builds: dict[str, str] = {}
 
     def note(library: Any, size: int, data: int | None) -> int:
         del size, data
         one: _Library = library.contents
         if one.name:
-            found[os.path.realpath(os.fsdecode(one.name))] = next(_ids(one), "")
+            builds[os.path.realpath(os.fsdecode(one.name))] = next(_ids(one), "")
         return 0
 
     ctypes.CDLL(None).dl_iterate_phdr(_Callback(note), None)
-    return found
+    return builds
 
 
 def _ids(library: _Library) -> Iterator[str]:
@@ -55,5 +55,5 @@ def _ids(library: _Library) -> Iterator[str]:
     for kind, _, _, address, _, _, length, _ in _HEADER.iter_unpack(table):
         if kind == PT_NOTE:
             notes = ctypes.string_at(library.address + address, length)
-            if found := gnu_build_id(notes):
-                yield found
+            if build := gnu_build_id(notes):
+                yield build

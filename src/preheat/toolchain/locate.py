@@ -80,15 +80,15 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
 
 
 def _search(workers: WorkerPool) -> Located:
-    found = workers.call({"do": "locate"}).message
+    answer = workers.call({"do": "locate"}).message
     return Located(
         libraries={
             name: Library(_TITLES[name], tuple(row["files"]), row["build"], row["version"])
-            for name, row in found["libraries"].items()
+            for name, row in answer["libraries"].items()
         },
-        missing=found["missing"],
-        roots=found["roots"],
-        archs=tuple(found["archs"]),
+        missing=answer["missing"],
+        roots=answer["roots"],
+        archs=tuple(answer["archs"]),
     )
 
 

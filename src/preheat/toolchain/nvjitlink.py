@@ -26,7 +26,7 @@ class Input(NamedTuple):
 class Assembled(NamedTuple):
     """The result of nvJitLink. `cubin` is empty if it failed.
 
-    `ptx` is that of the inputs with LTO-IR, linked. It is empty if there are none.
+    `ptx` is made from the inputs with LTO-IR, linked. It is empty if there are none.
     """
 
     status: str
@@ -43,7 +43,7 @@ def assemble(ptx: bytes, name: str, options: Sequence[str]) -> Assembled:
 def link(inputs: Sequence[Input], options: Sequence[str]) -> Assembled:
     """Link inputs to one cubin."""
     optimised = [each for each in inputs if each.kind == _LTO]
-    with _printed() as printed:
+    with _capture_output() as printed:
         done = _complete(inputs, [*options, "-lto"] if optimised else options, _cubin)
     # nvJitLink prints some errors, such as symbols that are defined twice, and succeeds.
     if text := printed():
@@ -93,7 +93,7 @@ def _ptx(handle: Any) -> dict[str, bytes]:
 
 
 @contextmanager
-def _printed() -> Iterator[Callable[[], str]]:
+def _capture_output() -> Iterator[Callable[[], str]]:
     """Collect what native code writes to stdout and stderr. The result returns it after the block."""
     file = os.memfd_create("preheat-output", os.MFD_CLOEXEC)
     streams = [1, 2]

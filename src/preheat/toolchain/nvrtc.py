@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
 __all__ = [
-    "CANARY", "Compiled", "OtherLibraryError", "compile_program", "load", "loaded", "opened_headers",
-    "version_and_archs",
+    "CANARY", "Compiled", "OtherLibraryError", "compile_program", "load", "loaded_files",
+    "opened_headers", "version_and_archs",
 ]  # fmt: skip
 
 #: NVRTC opens this header first in every compile. A trace without it is incomplete.
@@ -72,7 +72,7 @@ def _version(library: ctypes.CDLL) -> str:
     return f"{major.value}.{minor.value}"
 
 
-def loaded() -> list[str]:
+def loaded_files() -> list[str]:
     """Return the path of the library, in a list, or an empty list if none is loaded."""
     return list(_loaded)
 
@@ -115,8 +115,8 @@ def compile_program(
             text,
             _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
             _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0"),
-            _lowered(nvrtc, program, names),
-            # Without the option, the size is that of an empty text.
+            _lowered_names(nvrtc, program, names),
+            # Without the option, the size is the size of an empty text.
             _bytes(program, nvrtc.nvrtcGetLTOIRSize, nvrtc.nvrtcGetLTOIR),
         )
     except LookupError as unknown:
@@ -125,7 +125,9 @@ def compile_program(
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _lowered(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, names: Sequence[str]) -> dict[str, str]:
+def _lowered_names(
+    nvrtc: ctypes.CDLL, program: ctypes.c_void_p, names: Sequence[str]
+) -> dict[str, str]:
     """Return the mangled name of each expression, or raise `LookupError` if there is none."""
     found = {}
     for expression in names:

@@ -60,8 +60,8 @@ class WorkerPool:
         self._idle: list[WorkerProcess] = []
         self._workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()  # Idle and busy ones.
         self._lock = Lock()
-        self._most = os.cpu_count() or 1
-        self._slots = Lock(holders=self._most)
+        self._max_workers = os.cpu_count() or 1
+        self._slots = Lock(holders=self._max_workers)
         weakref.finalize(self, _end, self._idle)  # This also runs when the interpreter exits.
 
     def call(
@@ -93,7 +93,7 @@ class WorkerPool:
                         raise
                     killed += 1
                     if killed > _RETRIES:
-                        raise _killed(error, killed) from None
+                        raise _kill_error(error, killed) from None
                 else:
                     if reply is not None and reply.message.get("status") != "OTHER_LIBRARY":
                         return reply
@@ -203,7 +203,7 @@ def _end(workers: list[WorkerProcess]) -> None:
 _CLEAN = (None, "NVRTC_SUCCESS", "SUCCESS")
 
 
-def _killed(last: CompilerCrashError, tries: int) -> CompilerCrashError:
+def _kill_error(last: CompilerCrashError, tries: int) -> CompilerCrashError:
     return CompilerCrashError(
         f"the compiler was started {tries} times and killed each time: {last}",
         killed=True,

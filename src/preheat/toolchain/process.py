@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
-from preheat.process.files import owned
+from preheat.process.files import adopt_fd
 from preheat.process.threads import current_cancellation, released
 from preheat.toolchain import frames
 
@@ -47,7 +47,7 @@ class WorkerProcess:
         self._unsent = memoryview(b"")
         self._sent_at = 0.0
         # The worker writes stderr to memory: a pipe that no one reads would block it.
-        self._stderr = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
+        self._stderr = adopt_fd(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START],

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from preheat.model import ptx
 from preheat.model.arch import Arch
-from preheat.model.lexer import blanked
+from preheat.model.lexer import blank_comments
 
 __all__ = ["PtxPart", "definitions", "merge"]
 
@@ -147,7 +147,7 @@ class _Merger:
 
     def _kept(self, index: int, piece: str) -> str | None:
         """Return a statement, or None if the definition of another part replaces it."""
-        for variable in ptx.declared_variables(blanked(piece)):
+        for variable in ptx.declared_variables(blank_comments(piece)):
             extern = ".extern" in variable.linkage
             if extern and variable.space == "shared":
                 known = variable.name in self._shared_arrays
@@ -184,9 +184,9 @@ class _Adjuster:
 
 def _pieces(text: str) -> Iterator[str]:
     """Yield the statements between functions, without the directives that a merged text has once."""
-    clean = blanked(text)
+    clean = blank_comments(text)
     for pattern in (_SECTION, _DIRECTIVE):
-        clean = pattern.sub(lambda found: " " * len(found[0]), clean)
-    for found in re.finditer(r"\s*(?:\.file\b[^\n]*|[^;]+;)", clean):
-        if found[0].strip():
-            yield text[found.start() : found.end()] if ".file" in found[0] else found[0]
+        clean = pattern.sub(lambda match: " " * len(match[0]), clean)
+    for match in re.finditer(r"\s*(?:\.file\b[^\n]*|[^;]+;)", clean):
+        if match[0].strip():
+            yield text[match.start() : match.end()] if ".file" in match[0] else match[0]

@@ -10,7 +10,7 @@ from preheat.model.artifact import Resources
 from preheat.model.program import Program
 
 __all__ = [
-    "diagnostics", "localized", "rejected_expressions", "rejected_names", "resources", "split_timing",
+    "diagnostics", "localize", "rejected_expressions", "rejected_names", "resources", "split_timing",
 ]  # fmt: skip
 
 _FRONT = re.compile(
@@ -54,20 +54,20 @@ def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
         match = _FRONT.match(line) or _PTX_LINE.match(line) or _PLAIN.match(line)
         if match is None:
             continue
-        found = match.groupdict()
-        number = int(found["line"]) if found.get("line") else None
-        source, column = _shown(lines, index + 1)
+        fields = match.groupdict()
+        number = int(fields["line"]) if fields.get("line") else None
+        source, column = _find_source_and_caret(lines, index + 1)
         if match.re is _PTX_LINE and program.language == "ptx":
-            found["file"] = program.label
+            fields["file"] = program.label
             source = _line_of(program.source, number)
         elif match.re is _PTX_LINE:
-            found["file"] = f"PTX of {program.label}"
+            fields["file"] = f"PTX of {program.label}"
         rows.append(
             Diagnostic(
-                file=found["file"],
+                file=fields["file"],
                 line=number,
-                severity=found["severity"],
-                message=found["message"].strip(),
+                severity=fields["severity"],
+                message=fields["message"].strip(),
                 source=source,
                 column=column,
                 context=tuple(_context(lines[at] for at in range(index + 1, len(lines)))),
@@ -124,7 +124,7 @@ def rejected_names(
     return faults
 
 
-def _shown(lines: list[str], start: int) -> tuple[str | None, int | None]:
+def _find_source_and_caret(lines: list[str], start: int) -> tuple[str | None, int | None]:
     """Return the source line and the column of the caret that NVRTC prints under a diagnostic."""
     for index in range(start, min(start + 8, len(lines) - 1)):
         source, caret = lines[index], lines[index + 1]
@@ -135,7 +135,7 @@ def _shown(lines: list[str], start: int) -> tuple[str | None, int | None]:
     return None, None
 
 
-def localized(log: str, roots: Mapping[str, str]) -> str:
+def localize(log: str, roots: Mapping[str, str]) -> str:
     """Return a log in which `@0/x.h` and `/preheat/k.cu` are replaced by the user's names."""
 
     def directory(match: re.Match[str]) -> str:
@@ -152,15 +152,15 @@ def split_timing(log: str) -> tuple[str, str]:
 def resources(log: str) -> dict[str, Resources]:
     """Return registers, memory and spills of each entry, from the output of `ptxas -v`."""
     entry = about = ""
-    found: dict[str, dict[str, int]] = {}
+    usage: dict[str, dict[str, int]] = {}
     for line in log.split("\n"):
         if match := _ENTRY.search(line):
             entry = about = match[1]
-            found[entry] = {}
+            usage[entry] = {}
         elif match := _PROPERTIES.search(line):
             about = match[1]
         elif entry and (about == entry or "registers" in line):
             for field, pattern in _FIELDS.items():
                 if number := pattern.search(line):
-                    found[entry].setdefault(field, int(number[1]))
-    return {name: Resources(**fields) for name, fields in found.items()}
+                    usage[entry].setdefault(field, int(number[1]))
+    return {name: Resources(**fields) for name, fields in usage.items()}

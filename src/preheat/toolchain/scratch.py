@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from preheat.process.files import Descriptor, lock_open_file, opened, others_can_replace
+from preheat.process.files import Descriptor, lock_open_file, open_fd, others_can_replace
 from preheat.process.locks import no_fork
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ def _make_in(place: str, links: Mapping[str, str]) -> Scratch:
     path = f"{place}/{_PREFIX}{os.urandom(8).hex()}"
     os.mkdir(path, 0o700)
     try:
-        made = Scratch(path, _locked(path))
+        made = Scratch(path, _lock(path))
     except OSError:  # Another process may have swept it.
         _remove(path)
         raise
@@ -82,7 +82,7 @@ def sweep() -> None:
         for path, _ in _entries(place):
             if os.path.basename(path).startswith(_PREFIX):
                 try:
-                    with _locked(path):
+                    with _lock(path):
                         _remove(path)
                 except OSError:
                     pass
@@ -91,8 +91,8 @@ def sweep() -> None:
 def _entries(directory: str) -> list[tuple[str, bool]]:
     """Return the paths in a directory that can be read, and whether they are directories."""
     try:
-        with os.scandir(directory) as found:
-            return [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
+        with os.scandir(directory) as entries:
+            return [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
     except OSError:
         return []
 
@@ -118,9 +118,9 @@ def _attempt(remove: Callable[[str], None], path: str) -> bool:
     return True
 
 
-def _locked(path: str) -> Descriptor:
+def _lock(path: str) -> Descriptor:
     """Return a descriptor that holds the lock of the directory `path`, or raise `OSError`."""
-    directory = opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    directory = open_fd(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if os.fstat(directory).st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user")
     lock_open_file(directory, path)

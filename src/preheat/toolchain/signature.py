@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from preheat.model import ptx
 from preheat.model.artifact import EntryPoint, Parameter, Resources
-from preheat.model.lexer import split_commas, stripped
+from preheat.model.lexer import split_commas, strip_comments
 from preheat.model.program import Program
 
 __all__ = [
-    "PROBE", "REJECTED", "UNSEEN", "all_probes", "cast_probes", "declared", "entry_points",
-    "kernel_names", "parameter_types", "probes", "qualified_name", "unknown_because",
+    "PROBE", "REJECTED", "UNSEEN", "all_probes", "cast_probes", "declared_kernels", "entry_points",
+    "explain_unknown", "kernel_names", "parameter_types", "probes", "qualified_name",
 ]  # fmt: skip
 
 #: Appended to a program. Instantiated with the type of a function, the mangled name of `__preheat_sig`
@@ -50,15 +50,15 @@ def probes(program: Program) -> dict[str, str]:
     These kernels are name expressions and `extern "C"` kernels. The source is only scanned, so that the
     compiler may reject a probe. Then the caller tries `cast_probes`, and finally no probe.
     """
-    found = {}
+    expressions = {}
     for name in program.names:
-        found[name] = f"&{_PROBE_NAME}<decltype({name})>"
+        expressions[name] = f"&{_PROBE_NAME}<decltype({name})>"
     if '"C"' in program.source:
         for kernel in _kernels(program.source):
-            if kernel.extern_c and kernel.name not in found:
+            if kernel.extern_c and kernel.name not in expressions:
                 name = kernel.qualifier + kernel.name
-                found[kernel.name] = f"&{_PROBE_NAME}<decltype(__preheat_kernel({name}))::type>"
-    return found
+                expressions[kernel.name] = f"&{_PROBE_NAME}<decltype(__preheat_kernel({name}))::type>"
+    return expressions
 
 
 def cast_probes(program: Program) -> dict[str, str]:
@@ -66,21 +66,21 @@ def cast_probes(program: Program) -> dict[str, str]:
 
     They probe kernels among functions that return void, and among templates.
     """
-    text = stripped(program.source, strings=True)
-    found: dict[str, str] = {}
+    text = strip_comments(program.source, strings=True)
+    expressions: dict[str, str] = {}
     for kernel in _kernels(program.source):
-        if kernel.extern_c and kernel.name not in found:
+        if kernel.extern_c and kernel.name not in expressions:
             parameters = _parameter_text(text, kernel.opened)
             if parameters is not None:
                 cast = f"static_cast<void (*)({parameters})>({kernel.qualifier}{kernel.name})"
-                found[kernel.name] = f"&{_PROBE_NAME}<decltype({cast})>"
-    return found
+                expressions[kernel.name] = f"&{_PROBE_NAME}<decltype({cast})>"
+    return expressions
 
 
 def all_probes(program: Program) -> dict[str, tuple[str, ...]]:
     """Return every expression that may have probed each kernel of a program, by its name.
 
-    The last one is that of stored artifacts which were compiled before `__preheat_kernel` existed.
+    The last one is in stored artifacts that were compiled before `__preheat_kernel` existed.
     """
     casts = cast_probes(program)
     return {
@@ -89,23 +89,23 @@ def all_probes(program: Program) -> dict[str, tuple[str, ...]]:
     }
 
 
-def unknown_because(name: str, messages: Iterable[str]) -> str:
+def explain_unknown(name: str, messages: Iterable[str]) -> str:
     """Return why the types of a kernel are unknown, from messages of the compiler, and what to do."""
     if any("is undefined" in message for message in messages):
         return f"the end of the program cannot refer to {name}; declare {name} outside other scopes"
     return f"{name} is also the name of other functions; rename the kernel or these functions"
 
 
-def declared(program: Program) -> tuple[list[str], list[str]]:
+def declared_kernels(program: Program) -> tuple[list[str], list[str]]:
     """Return the kernels and the kernel templates that the texts of `program` declare, for messages.
 
     Templates include their parameters: `ns::tk<class T, int N>`. Declarations in header files or by
     macros are not found.
     """
     texts = (program.source, *(text for _, text in program.headers))
-    found = dict.fromkeys(kernel for text in texts for kernel in _kernels(text))
-    kernels = dict.fromkeys(kernel.name for kernel in found if kernel.template is None)
-    return list(kernels), [f"{k.name}<{k.template}>" for k in found if k.template is not None]
+    declarations = dict.fromkeys(kernel for text in texts for kernel in _kernels(text))
+    kernels = dict.fromkeys(kernel.name for kernel in declarations if kernel.template is None)
+    return list(kernels), [f"{k.name}<{k.template}>" for k in declarations if k.template is not None]
 
 
 def kernel_names(source: str) -> list[str]:
@@ -144,16 +144,16 @@ def _scan(source: str) -> Iterator[_Kernel]:
     """Yield the kernels that a text declares, in one pass over its tokens."""
     if "__global__" not in source:
         return
-    text = stripped(source, strings=True)
+    text = strip_comments(source, strings=True)
     blocks = [_Block()]
     declaration = _Declaration()
     parentheses = angles = opened = 0
-    for found in _TOKEN.finditer(text):
-        token = found[0]
+    for match in _TOKEN.finditer(text):
+        token = match[0]
         if token == "(":
             parentheses += 1
             if parentheses == 1 and not angles and declaration.names_kernel:
-                yield declaration.kernel(blocks[-1], found.end())
+                yield declaration.kernel(blocks[-1], match.end())
                 declaration = _Declaration()  # The declaration ends where the body begins.
         elif token == ")":
             parentheses = max(parentheses - 1, 0)
@@ -168,11 +168,11 @@ def _scan(source: str) -> Iterator[_Kernel]:
             continue
         elif token == "<" and (angles or declaration.takes_arguments):
             angles += 1
-            opened = found.end() if angles == 1 else opened
+            opened = match.end() if angles == 1 else opened
         elif token == ">" and angles:
             angles -= 1
             if not angles:
-                declaration.add_arguments(" ".join(text[opened : found.start()].split()))
+                declaration.add_arguments(" ".join(text[opened : match.start()].split()))
         elif not angles and token not in "<>":
             declaration.add(token)
 
@@ -233,12 +233,12 @@ def _parameter_text(text: str, opened: int) -> str | None:
     The result is None if the parenthesis is not closed, or if there are directives or literals in it.
     """
     depth = 1
-    for found in _PARENTHESIS.finditer(text, opened):
-        if found[0] in "{};":
+    for mark in _PARENTHESIS.finditer(text, opened):
+        if mark[0] in "{};":
             return None
-        depth += 1 if found[0] == "(" else -1
+        depth += 1 if mark[0] == "(" else -1
         if depth == 0:
-            inside = text[opened : found.start()]
+            inside = text[opened : mark.start()]
             if _NOT_A_TYPE.search(inside):
                 return None
             parts = (part.partition("=")[0].strip() for part in split_commas(inside))
@@ -258,7 +258,7 @@ def entry_points(
     `demangled` maps mangled names to C++ names, `signatures` maps entry names to demangled probes.
     `unknown` says why the types of a kernel are unknown, for kernels that C++ declares.
     """
-    found = []
+    points = []
     for name, function in module.entries.items():
         spelled = signatures.get(name) or demangled.get(name)
         types: Sequence[str | None] = parameter_types(spelled) if spelled else ()
@@ -266,7 +266,7 @@ def entry_points(
         if len(types) != len(function.params):
             types = [None] * len(function.params)
             untyped = (unknown or {}).get(name)
-        found.append(
+        points.append(
             EntryPoint(
                 name=name,
                 parameters=tuple(
@@ -279,7 +279,7 @@ def entry_points(
                 untyped=untyped,
             )
         )
-    return tuple(found)
+    return tuple(points)
 
 
 def parameter_types(spelled: str) -> tuple[str, ...]:

@@ -69,8 +69,8 @@ def _parts(program: Program) -> Mapping[int, Program]:
 def own_texts(program: Program) -> dict[str, str]:
     """Return the texts of a program by their names in debug information."""
     if program.language == "cuda+link":
-        found = map(own_texts, _parts(program).values())
-        return {name: text for texts in found for name, text in texts.items()}
+        parts = map(own_texts, _parts(program).values())
+        return {name: text for texts in parts for name, text in texts.items()}
     texts = {f"{SOURCE_DIRECTORY}/{program.label}": program.source}
     return texts | {f"{HEADER_DIRECTORY}/{name}": text for name, text in program.headers}
 

@@ -34,7 +34,7 @@ else:
 
 __all__ = [
     "Compiled",
-    "accepted",
+    "accept",
     "assemble",
     "assembler_target",
     "compile_cuda",
@@ -105,7 +105,7 @@ def compile_cuda(
                 probes = {}
                 continue
         for name, why in rejected.items():
-            unknown.setdefault(name, signature.unknown_because(name, why))
+            unknown.setdefault(name, signature.explain_unknown(name, why))
         others = signature.cast_probes(program) if others is None else {}
         replaced = {name: others[name] for name in rejected if name in others}
         probes = {name: p for name, p in probes.items() if name not in rejected} | replaced
@@ -123,7 +123,7 @@ def _why_no_probe(error: CompileError) -> str:
 def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[Diagnostic]) -> None:
     """Raise `UnknownEntryError` if name expressions are the only errors."""
     faults = report.rejected_names(rows, program.names, probes)
-    kernels, templates = signature.declared(program) if faults else ([], [])
+    kernels, templates = signature.declared_kernels(program) if faults else ([], [])
     for name, reason in faults.items():
         if name not in kernels:  # Otherwise it is overloaded, and the compiler's message is better.
             raise UnknownEntryError(
@@ -161,7 +161,7 @@ def _interpret(
 ) -> Compiled:
     """Return what a reply says about a compile with these probes."""
     reply, made = frame
-    log = accepted(reply, program, arch, roots)
+    log = accept(reply, program, arch, roots)
     if program.form_options:  # The link interprets its probes, which are names here.
         return _compiled(program, reply, made, log, entries=(), names=reply["lowered"])
     require_loadable(program, made["cubin"])
@@ -198,7 +198,7 @@ def _compiled(
         seconds=reply["seconds"],
         build=reply["build"],
         opened=None if opened is None else tuple(opened),
-        templates=tuple(signature.declared(program)[1]),
+        templates=tuple(signature.declared_kernels(program)[1]),
     )
 
 
@@ -235,7 +235,7 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
         "options": program.options,
     }
     reply, made = pool.call(message, {"source": program.source.encode()})
-    log = accepted(reply, program, arch, {})
+    log = accept(reply, program, arch, {})
     require_loadable(program, made["cubin"])
     text, timing = report.split_timing(log)
     return Compiled(
@@ -252,7 +252,7 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
 
 
 def assembler_target(module: ptx.Module, arch: Arch, label: str) -> Arch:
-    """Return the target to assemble for: that of the device, or that of the PTX if it has a suffix."""
+    """Return the target to assemble for: the device's, or the PTX's if it has a suffix."""
     target = Arch.parse(module.target[0])
     if why := mismatch(target, arch):
         raise TargetError(label, str(target), str(arch), why)
@@ -269,7 +269,7 @@ def require_loadable(program: Program, cubin: bytes) -> None:
         )
 
 
-def accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
+def accept(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
     """Return the log of a compile that succeeded, or raise the error of one that did not."""
     status, log = reply["status"], reply["log"]
     if status == "NOT_LOADED":
@@ -281,7 +281,7 @@ def accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapp
         return str(log)
     if status in _UNKNOWN_ARCH:
         raise InputError(f"{program.label}: nvJitLink cannot assemble for {arch}")
-    log = report.localized(log, roots)
+    log = report.localize(log, roots)
     if status in _REJECTED:
         rows = report.diagnostics(log, program)
         error = CompileError(program.label, str(arch), program.options, log, rows)

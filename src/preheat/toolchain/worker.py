@@ -17,7 +17,7 @@ import sys
 import time
 
 from preheat.toolchain import frames, nvrtc, scratch
-from preheat.toolchain.binaries.demangle import demangled
+from preheat.toolchain.binaries.demangle import demangle
 from preheat.toolchain.binaries.elf import build_id
 from preheat.toolchain.loaded import loaded_builds
 
@@ -162,7 +162,7 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         if home is not None:
             home.remove()
     symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
-    answer["demangled"] = {name: text for name in symbols if (text := demangled(name))}
+    answer["demangled"] = {name: text for name in symbols if (text := demangle(name))}
     answer["build"] = _build("nvrtc")
     return answer, {"cubin": done.cubin or done.ltoir, "ptx": done.ptx}
 
@@ -179,7 +179,7 @@ def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         "status": done.status,
         "log": done.log,
         "seconds": time.perf_counter() - started,
-        "demangled": {name: text for name in symbols if (text := demangled(name))},
+        "demangled": {name: text for name in symbols if (text := demangle(name))},
         "build": _build("nvJitLink"),
     }, {"cubin": done.cubin}
 
@@ -187,7 +187,7 @@ def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
 def _link(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     """Link parts to a cubin and, where some are LTO-IR, return the PTX that they were linked to.
 
-    The names of blocks are those of the parts, after an index.
+    Blocks are named by the index of their part.
     """
     from preheat.toolchain import nvjitlink
 
@@ -203,15 +203,15 @@ def _link(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         "status": done.status,
         "log": done.log,
         "seconds": time.perf_counter() - started,
-        "demangled": {name: text for name in sorted(symbols) if (text := demangled(name))},
+        "demangled": {name: text for name in sorted(symbols) if (text := demangle(name))},
         "build": _build("nvJitLink"),
     }, {"cubin": done.cubin, "ptx": done.ptx}
 
 
-def _demangled(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
+def _demangle(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     """Return the C++ names of mangled names."""
     del blocks
-    return {"names": {name: text for name in message["names"] if (text := demangled(name))}}, {}
+    return {"names": {name: text for name in message["names"] if (text := demangle(name))}}, {}
 
 
 _ANSWERS = {
@@ -219,7 +219,7 @@ _ANSWERS = {
     "cuda": _cuda,
     "ptx": _ptx,
     "link": _link,
-    "demangle": _demangled,
+    "demangle": _demangle,
 }
 
 
@@ -236,7 +236,7 @@ def _files_and_build(name: str) -> dict[str, Any]:
     """
     builds = loaded_builds()
     if name == "nvrtc":
-        files = nvrtc.loaded()
+        files = nvrtc.loaded_files()
         files += sorted(p for p in builds if os.path.basename(p).startswith("libnvrtc-builtins.so"))
     else:
         from cuda.pathfinder import load_nvidia_dynamic_lib

@@ -13,7 +13,7 @@ from preheat.adapters.cuda_core.request import CompileRequest, compiler_of
 from preheat.adapters.modules import NotPortableError
 from preheat.errors import AdapterError, InputError
 from preheat.model.arch import Arch, runnable_archs
-from preheat.model.portable_paths import spelled
+from preheat.model.portable_paths import spell
 
 __all__ = ["archs_of", "changes", "request_of", "row_of"]
 
@@ -72,7 +72,7 @@ def _chosen(options: Any) -> dict[str, Any]:
 def _spell(path: object) -> str:
     """Return an include directory in a form that is valid on other machines, if that is possible."""
     text = str(path)
-    return spelled(text, None) if os.path.isabs(text) else text
+    return spell(text, None) if os.path.isabs(text) else text
 
 
 def _find(path: str) -> str:

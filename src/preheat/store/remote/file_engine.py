@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from itertools import islice
 from typing import TypeVar
 
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.store.filesystem import is_silly_renamed, is_transient, retry_transient
 from preheat.store.publish import is_staged, replace, sweep
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
@@ -336,7 +336,7 @@ def _can_be_searched(directory: str) -> bool:
 def _create_directly(path: str, data: bytes, mode: int) -> bool:
     """Create a file unless there is one, where there are no links. A reader may see a part of it."""
     try:
-        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
+        with open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
             os.write(file, data)
     except FileExistsError:
         return False

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.store.filesystem import retry_transient
 from preheat.store.publish import replace, staged_name
 from preheat.store.remote.engine import LEASE_BYTES
@@ -154,7 +154,7 @@ def _link(private: str, path: str) -> bool:
 
 def _links(path: str) -> int:
     """Return the number of names of a file. NFS asks the server for it when a file is opened."""
-    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+    with open_fd(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         return os.fstat(file).st_nlink
 
 

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.errors import InputError, KeyFileError
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.process.locks import no_fork
 from preheat.store.base import UntrustedError
 from preheat.store.signing import KEY_ID_SIZE
@@ -361,7 +361,7 @@ def _parse_key(path: AnyPath, parse: Callable[[str], bytes], block: str) -> byte
 def _save_new(path: AnyPath, text: str, mode: int) -> None:
     """Create a file, and remove it again when it cannot be written."""
     try:
-        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
+        with open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
             try:
                 os.write(file, text.encode())
                 os.fsync(file)

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from preheat.errors import InputError
 from preheat.model.arch import Arch
 from preheat.model.artifact import EntryPoint, Parameter, Resources
-from preheat.toolchain.binaries.demangle import demangled
+from preheat.toolchain.binaries.demangle import demangle
 from preheat.toolchain.signature import parameter_types, qualified_name
 
 __all__ = ["Cubin", "read_arch", "read_cubin", "read_resources"]
@@ -44,8 +44,8 @@ _RESERVED = 1024  # bytes of shared memory that belong to the system, from sm_90
 _KPARAM, _KPARAM_V2, _PARAM_BYTES = 0x17, 0x45, 0x19
 _HAS_SIZE = 4  # the format of an attribute whose value is a size, and that many bytes
 
-_MOST_NAME = 1 << 16  # bytes; mangled names of templates are long
-_MOST_PARAMETERS = 1 << 15  # bytes of all parameters; the driver takes a little less
+_MAX_NAME = 1 << 16  # bytes; mangled names of templates are long
+_MAX_PARAMETERS = 1 << 15  # bytes of all parameters; the driver takes a little less
 
 # The first bytes of other formats that libraries and compilers give out, and what to do with them.
 _OTHERS = (
@@ -117,7 +117,7 @@ def _require_cubin(data: bytes, title: str) -> None:
         if data.startswith(first):
             raise InputError(f"{title} is {format}, not a cubin", hint=hint)
     if not data.startswith(_ELF):
-        if _PTX.search(data, 0, _MOST_NAME):
+        if _PTX.search(data, 0, _MAX_NAME):
             raise InputError(f"{title} is PTX, not a cubin", hint="pass PTX as text: data.decode()")
         advice = "pass source text as a str: source.decode()" if data.isascii() else None
         raise InputError(f"{title} is not a cubin: it begins with {data[:8]!r}", hint=advice)
@@ -179,7 +179,7 @@ class _Reader:
 
     def resources(self) -> dict[str, Resources]:
         """Return what each kernel uses."""
-        found: dict[tuple[int, str], int] = {}
+        numbers: dict[tuple[int, str], int] = {}
         shared: dict[str, int] = {}
         symbols = self._symbols()
         for section in self._sections:
@@ -188,15 +188,15 @@ class _Reader:
                 for kind, _, content in _attributes(self._bytes(section)):
                     if kind in (_FRAME, _REGISTERS):
                         index, value = _SYMBOL_VALUE.unpack_from(content)
-                        found[kind, symbols.get(index, "")] = value
+                        numbers[kind, symbols.get(index, "")] = value
             elif name.startswith(_SHARED):
                 shared[name.removeprefix(_SHARED)] = section.size
         reserved = _RESERVED if self.arch() >= Arch(9, 0) else 0
         return {
             name: Resources(
-                registers=found.get((_REGISTERS, name), 0),
+                registers=numbers.get((_REGISTERS, name), 0),
                 shared=max(shared.get(name, 0) - reserved, 0),
-                stack=found.get((_FRAME, name), 0),
+                stack=numbers.get((_FRAME, name), 0),
             )
             for name in self._kernels()
         }
@@ -241,7 +241,7 @@ class _Reader:
     def _text(self, table: _Section, at: int) -> str:
         """Return the text at an offset of a table of texts."""
         start, limit = table.offset + at, table.offset + table.size
-        end = self._data.find(b"\0", start, min(limit, start + _MOST_NAME))
+        end = self._data.find(b"\0", start, min(limit, start + _MAX_NAME))
         if not table.offset <= start < limit or end < 0:
             raise _DamagedError("a name is outside the table of names")
         return self._data[start:end].decode()
@@ -253,11 +253,11 @@ class _Reader:
 
     def _kernels(self) -> list[str]:
         """Return the names of the kernels, each once, in the order of the file."""
-        found: dict[int, str] = {}
+        kernels: dict[int, str] = {}
         for texts, (name, info, other, place, _, _) in self._symbol_rows():
-            if info & 0xF == _FUNCTION and other & _KERNEL and place and name not in found:
-                found[name] = self._text(texts, name)
-        return list(dict.fromkeys(found.values()))
+            if info & 0xF == _FUNCTION and other & _KERNEL and place and name not in kernels:
+                kernels[name] = self._text(texts, name)
+        return list(dict.fromkeys(kernels.values()))
 
     def _symbols(self) -> dict[int, str]:
         """Return the names of functions by the number of their symbol."""
@@ -278,7 +278,7 @@ class _Reader:
                     yield texts, row
 
     def _entry(self, name: str, info: _Section | None) -> EntryPoint:
-        spelled = demangled(name)
+        spelled = demangle(name)
         places = [] if info is None else self._parameters(name, info)
         types = parameter_types(spelled) if spelled else ()
         known = types if len(types) == len(places) else (None,) * len(places)
@@ -289,16 +289,16 @@ class _Reader:
 
     def _parameters(self, name: str, info: _Section) -> list[tuple[int, int]]:
         """Return the offset and the size of each parameter."""
-        found: dict[int, tuple[int, int]] = {}
+        by_ordinal: dict[int, tuple[int, int]] = {}
         total = 0
         for kind, value, content in _attributes(self._bytes(info)):
             if kind == _PARAM_BYTES:
                 total = value
             elif kind in (_KPARAM, _KPARAM_V2):
                 _, ordinal, offset, bits = _PARAMETER.unpack_from(content)
-                found[ordinal] = (offset, bits >> 18 if kind == _KPARAM else bits & 0xFFFF)
-        places = [found[ordinal] for ordinal in sorted(found)]
-        if sorted(found) != list(range(len(found))) or not _is_layout(places):
+                by_ordinal[ordinal] = (offset, bits >> 18 if kind == _KPARAM else bits & 0xFFFF)
+        places = [by_ordinal[ordinal] for ordinal in sorted(by_ordinal)]
+        if sorted(by_ordinal) != list(range(len(by_ordinal))) or not _is_layout(places):
             raise _DamagedError(f"the parameters of {name} overlap, or are not complete")
         if total and not places:
             raise _DamagedError(f"the {total} bytes of parameters of {name} are not described")
@@ -325,7 +325,7 @@ def _is_layout(places: list[tuple[int, int]]) -> bool:
         if offset < end or size < 1:
             return False
         end = offset + size
-    return end <= _MOST_PARAMETERS
+    return end <= _MAX_PARAMETERS
 
 
 def _parameter(offset: int, size: int, type: str | None) -> Parameter:

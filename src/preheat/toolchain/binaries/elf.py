@@ -60,10 +60,10 @@ def elf_size(read: Callable[[int, int], bytes]) -> int:
 
 
 def _whole(read: Callable[[int, int], bytes], offset: int, size: int) -> bytes:
-    found = read(offset, size)
-    if len(found) < size:
-        raise ValueError(f"it is cut short at byte {offset + len(found)}")
-    return found
+    data = read(offset, size)
+    if len(data) < size:
+        raise ValueError(f"it is cut short at byte {offset + len(data)}")
+    return data
 
 
 def gnu_build_id(notes: bytes) -> str | None:
@@ -72,12 +72,12 @@ def gnu_build_id(notes: bytes) -> str | None:
     while at + 12 <= len(notes):
         name_size, size, kind = struct.unpack_from("<III", notes, at)
         name_at = at + 12
-        at = name_at + _padded(name_size)
+        at = name_at + _pad(name_size)
         if kind == _NT_GNU_BUILD_ID and notes[name_at : name_at + name_size] == b"GNU\0":
             return notes[at : at + size].hex()
-        at += _padded(size)
+        at += _pad(size)
     return None
 
 
-def _padded(size: int) -> int:
+def _pad(size: int) -> int:
     return (size + 3) & ~3

@@ -39,8 +39,8 @@ _KINDS = {1: "PTX", 2: "machine code", 8: "LTO-IR"}
 _LZ4, _ZSTANDARD = 0x2000, 0x8000
 _COMPRESSED = _LZ4 | _ZSTANDARD
 _SPECIFIC = 0x100000  # an architecture with the suffix `a`, whose code runs on no other
-_MOST_ENTRIES = 4096
-_MOST_BYTES = 1 << 28  # of an entry once it is decompressed
+_MAX_ENTRIES = 4096
+_MAX_BYTES = 1 << 28  # of an entry once it is decompressed
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def parse_fatbin(data: bytes) -> tuple[FatbinEntry, ...]:
         kind, _, length, content, _, _, _, _, arch, _, _, flags = _ENTRY.unpack_from(data, at)
         if length < _ENTRY.size or at + length + content > end:
             raise ValueError(f"entry {len(entries)} is cut short")
-        if len(entries) == _MOST_ENTRIES:
+        if len(entries) == _MAX_ENTRIES:
             raise ValueError("it has too many entries")
         name = _KINDS.get(kind, f"kind {kind}")
         packed, specific = bool(flags & _COMPRESSED), bool(flags & _SPECIFIC)
@@ -119,7 +119,7 @@ def read_entry(data: bytes, entry: FatbinEntry) -> bytes:
     if length < _FULL_SIZE.size:
         raise ValueError("a compressed entry does not say how large it is")
     (size,) = _FULL_SIZE.unpack_from(data, entry.offset)
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise ValueError(f"an entry has {size} bytes")
     found = _read_zstandard(body, size) if flags & _ZSTANDARD else _read_lz4(body)
     if len(found) != size:
@@ -171,7 +171,7 @@ def _read_length(data: bytes, at: int, length: int) -> tuple[int, int]:
 
 def _copy_earlier(out: bytearray, back: int, count: int) -> None:
     """Append `count` bytes from `back` bytes before the end. The copy may overlap what it appends."""
-    if not 0 < back <= len(out) or len(out) + count > _MOST_BYTES:
+    if not 0 < back <= len(out) or len(out) + count > _MAX_BYTES:
         raise ValueError("its compressed content is damaged")
-    found = bytes(out[-back:])
-    out += (found * (count // back + 1))[:count]
+    copied = bytes(out[-back:])
+    out += (copied * (count // back + 1))[:count]

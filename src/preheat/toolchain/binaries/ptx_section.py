@@ -52,8 +52,8 @@ def attach_ptx(cubin: bytes, ptx: bytes) -> bytes:
     table = _table(plain)
     if table is None:
         raise ValueError("it is not a cubin, or has no sections")
-    start = _aligned(len(plain))
-    place = _aligned(start + len(ptx))
+    start = _align(len(plain))
+    place = _align(start + len(ptx))
     made = bytearray(place + (table.rows + 1) * _SECTION.size)
     made[: len(plain)] = plain
     made[start : start + len(ptx)] = ptx
@@ -135,5 +135,5 @@ def _set_table(cubin: bytearray, offset: int, count: int) -> bool:
     return many
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT

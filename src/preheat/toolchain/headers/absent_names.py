@@ -23,7 +23,7 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from preheat.model.lexer import joined, pasted
+from preheat.model.lexer import find_pasted_name, join_lines
 from preheat.toolchain.headers.includes import QUERIES, Include, has_include_queries
 from preheat.toolchain.headers.states import ABSOLUTE, Place
 from preheat.toolchain.headers.survey import SOURCE_PLACE, Survey
@@ -93,27 +93,27 @@ class AbsentNames:
         survey = self._survey
         texts = self._user_texts(opened)
         operators = [*QUERIES, *survey.macros]
-        if name := pasted(texts, operators):
+        if name := find_pasted_name(texts, operators):
             raise Untrackable(f"{name} may be composed by ##, which cannot be tracked")
         for text in texts:
-            for asked in has_include_queries(text, operators):
-                if asked is None:
+            for queried in has_include_queries(text, operators):
+                if queried is None:
                     raise Untrackable("__has_include of a name that is not a literal cannot be tracked")
-                if asked in survey.in_memory:
+                if queried in survey.in_memory:
                     continue
-                place = self._ask(asked)
+                place = self._ask(queried)
                 if place is None or survey.is_user_file(place):
                     raise Untrackable(
-                        f"__has_include of {asked}, which is not a toolkit header, cannot be tracked"
+                        f"__has_include of {queried}, which is not a toolkit header, cannot be tracked"
                     )
                 yield place
         for toolkit_file in opened:
             if survey.is_user_file(toolkit_file):
                 continue
-            for asked in has_include_queries(survey.files[toolkit_file].text or ""):
-                if asked is None or asked in survey.in_memory:  # The toolkit wraps it in macros.
+            for queried in has_include_queries(survey.files[toolkit_file].text or ""):
+                if queried is None or queried in survey.in_memory:  # The toolkit wraps it in macros.
                     continue
-                if (place := self._ask(asked)) is not None:
+                if (place := self._ask(queried)) is not None:
                     yield place
 
     def add_known_queries(self, opened: Sequence[Place]) -> Iterator[Place]:
@@ -121,14 +121,14 @@ class AbsentNames:
         survey = self._survey
         operators = [*QUERIES, *survey.macros]
         for text in self._user_texts(opened):
-            for asked in has_include_queries(text, operators):
-                place, passed = survey.find(Include(asked, quoted=False), None)
+            for queried in has_include_queries(text, operators):
+                place, passed = survey.find(Include(queried, quoted=False), None)
                 self.absent.update(passed)
                 if place is not None:
                     yield place
 
     def _user_texts(self, opened: Iterable[Place]) -> list[str]:
-        """Return the texts of opened files outside the toolkit, and those of the program."""
+        """Return the texts of opened files outside the toolkit, and the texts of the program."""
         survey = self._survey
         files = (survey.files[place].text or "" for place in filter(survey.is_user_file, opened))
         return [*files, *survey.program.texts]
@@ -142,7 +142,7 @@ class AbsentNames:
     def _by_next(self, place: Place, opened: Iterable[Place]) -> bool:
         """Return whether `#include_next`, which searches after its includer, may have found it."""
         texts = (self._survey.files[each].text for each in opened)
-        return any("include_next" in joined(text) and place[1] in text for text in texts if text)
+        return any("include_next" in join_lines(text) and place[1] in text for text in texts if text)
 
     def _earlier(self, place: Place) -> Iterator[Place]:
         """Yield the same name in the include roots before the one where the file was found."""

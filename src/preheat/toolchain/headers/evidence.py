@@ -23,7 +23,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat import native
-from preheat.process.files import opened
+from preheat.process.files import open_fd
 from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ else:
 __all__ = ["Evidence", "FileHasher", "Memo", "file_digest"]
 
 _SETTLED = 2.0  # Seconds. The time stamps of every file system in use are finer.
-_MOST_BYTES = 1 << 26  # The largest header. A larger file is data.
+_MAX_BYTES = 1 << 26  # The largest header. A larger file is data.
 _BLOCK = 1 << 20  # bytes that are read at once
 _TRIES = 3  # Attempts to read a file while another process writes it.
 _NO_PROOF = -1  # Instead of a mount id: stamps on this mount prove nothing.
@@ -85,7 +85,10 @@ def _now() -> float:
 
 
 class Memo:
-    """A cache of hashes by path. `note` is that of an earlier process; another boot makes it void."""
+    """A cache of hashes by path.
+
+    `note` was saved by an earlier process, and is ignored after a reboot.
+    """
 
     def __init__(self, note: bytes | None = None, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or _now
@@ -218,11 +221,11 @@ def _read(path: str) -> tuple[str, os.stat_result]:
     """Return the SHA-256 of a regular file, and its status after it was read."""
     for _ in range(_TRIES):
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
-        with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
+        with open_fd(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode):
                 raise OSError("it is not a regular file")
-            if before.st_size > _MOST_BYTES:
+            if before.st_size > _MAX_BYTES:
                 raise OSError(f"{before.st_size:,} bytes are too many for a header")
             content = hashlib.sha256()
             # `hashlib.file_digest` would clear a large buffer for each small file.

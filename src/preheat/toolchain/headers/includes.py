@@ -6,7 +6,12 @@ import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from preheat.model.lexer import joined, strip_if_unambiguous, stripped, trigraph_variants
+from preheat.model.lexer import (
+    join_lines,
+    strip_comments,
+    strip_unambiguous_comments,
+    trigraph_variants,
+)
 
 __all__ = [
     "QUERIES",
@@ -50,22 +55,22 @@ def includes(text: str, *, exact: bool = True) -> Iterator[Include]:
     Unless `exact`, comments are not removed, so a directive inside a comment counts as well.
     """
     for reading in trigraph_variants(text):
-        code = joined(reading)
+        code = join_lines(reading)
         if "include" not in code and "import" not in code:
             continue
         if exact:
-            code = stripped(reading, strings=True)
+            code = strip_comments(reading, strings=True)
         for angled, quoted in _DIRECTIVE.findall(code):
             yield Include(angled or quoted or None, quoted=not angled)
 
 
 def include_lines(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield number, text and name of each line of `text` that is an include of a literal name."""
-    found = {each.name for each in includes(text)}
+    names = {each.name for each in includes(text)}
     for number, line in enumerate(text.splitlines(), 1):
         directive = _DIRECTIVE.match(line)
         name = None if directive is None else directive[1] or directive[2]
-        if name is not None and name in found:
+        if name is not None and name in names:
             yield number, line.strip(), name
 
 
@@ -73,23 +78,23 @@ def line_names(text: str) -> set[str]:
     """Return the names set by `#line` in `text`. Compilers report them as if they were files."""
     if '"' not in text or "#" not in text:
         return set()
-    found: set[str] = set()
+    names: set[str] = set()
     for reading in trigraph_variants(text):
-        found.update(_LINE.findall(stripped(reading, strings=True)))
-    return found
+        names.update(_LINE.findall(strip_comments(reading, strings=True)))
+    return names
 
 
 def has_include_queries(text: str, names: Collection[str] = QUERIES) -> Iterator[str | None]:
     """Yield the file that each use of an operator in `names` tests; None if it is not a literal."""
-    if not any(name in joined(reading) for reading in trigraph_variants(text) for name in names):
+    if not any(name in join_lines(reading) for reading in trigraph_variants(text) for name in names):
         return
     word = re.compile(rf"\b(?:{'|'.join(names)})\b")
     for reading in trigraph_variants(text):
-        code = strip_if_unambiguous(reading, strings=True)
+        code = strip_unambiguous_comments(reading, strings=True)
         for use in word.finditer(code):
-            asked = _NAME.match(code, use.end())
-            if asked is not None:
-                yield asked[1] or asked[2]
+            queried = _NAME.match(code, use.end())
+            if queried is not None:
+                yield queried[1] or queried[2]
             elif not _DEFINED.search(code[max(use.start() - _BEFORE, 0) : use.start()]):
                 yield None
 
@@ -99,4 +104,4 @@ def has_include_macros(text: str, names: Collection[str] = QUERIES) -> set[str]:
     if not any(name in text for name in names):
         return set()
     word = re.compile(rf"\b(?:{'|'.join(names)})\b")
-    return {macro for macro, body in _MACRO.findall(joined(text)) if word.search(body)}
+    return {macro for macro, body in _MACRO.findall(join_lines(text)) if word.search(body)}

@@ -73,8 +73,8 @@ class OwnHeaders:
             elif digest != header.digest:
                 return HeaderChange(header, path, f"header {header.name} has changed since the bake")
         for header in gone:
-            if (found := self._replacement(program, state, header, own)) is not None:
-                return found
+            if (replacement := self._replacement(program, state, header, own)) is not None:
+                return replacement
         return self._new_file(state, headers, own, {root for root, name in known if not name})
 
     def _new_file(
@@ -94,7 +94,7 @@ class OwnHeaders:
             if place is None or not self._is_directory(own.get(root, "/")):
                 continue
             names = [""]
-            if name.endswith("/"):  # It stands for all names in it. Only those of headers count.
+            if name.endswith("/"):  # It stands for all names in it. Only names of headers count.
                 if not self._is_directory(place):
                     continue
                 counted = headers if root in toolkits else state.headers
@@ -173,12 +173,12 @@ def line_that_includes(
 ) -> str | None:
     """Return the include of a header as `file:line: text`, or None if no text here has it."""
     tails = _tails(header.name)
-    found = [
+    lines = [
         (tails.index(name), f"{file}:{number}: {line}")
         for file, number, line, spelled in _includes(program, state, roots, header.root)
         if (name := spelled.lstrip("/")) in tails
     ]
-    return min(found)[1] if found else None
+    return min(lines)[1] if lines else None
 
 
 def _includes(

@@ -32,7 +32,7 @@ __all__ = [
     "encode_states",
     "is_header_list",
     "is_toolkit",
-    "joined",
+    "join_states",
     "mismatch",
     "pack_states",
     "part_of",
@@ -90,7 +90,7 @@ class HeaderState:
             yield f"file:{header.root}:{header.name}", header.digest.encode()
 
 
-def joined(states: Mapping[int, HeaderState], roots: Iterable[str]) -> HeaderState:
+def join_states(states: Mapping[int, HeaderState], roots: Iterable[str]) -> HeaderState:
     """Return the state of a link whose parts have these states, by their index.
 
     `roots` are the labels of the include roots of all parts.
@@ -162,7 +162,7 @@ def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | No
     view = FileHasher(memo)
     files = state.files(roots)
     if len(files) == len(state.headers) and view.proves(files):
-        return _appeared(state, roots)
+        return _find_new_file(state, roots)
     for root, name, digest in state.headers:
         path = path_of(roots, root, name)
         if path is None:
@@ -172,7 +172,7 @@ def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | No
                 return f"header {name} changed"
         except OSError:
             return f"header {name} is gone"
-    return _appeared(state, roots)
+    return _find_new_file(state, roots)
 
 
 def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:
@@ -195,10 +195,10 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
                 except OSError as fault:
                     return f"header {name} cannot be read: {fault}"
                 break
-    return _appeared(state, roots) if tuple(roots) == state.roots else None
+    return _find_new_file(state, roots) if tuple(roots) == state.roots else None
 
 
-def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
+def _find_new_file(state: HeaderState, roots: Mapping[str, str]) -> str | None:
     """Return a message about a new file that would hide a tracked header, or None."""
     for root, name in state.absent:
         path = path_of(roots, root, name)
