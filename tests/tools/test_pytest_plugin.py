@@ -606,10 +606,14 @@ def test_pytest_starts_without_cuda_and_with_next_to_nothing_of_preheat(suite: P
         assert set(names) <= {
             "preheat",
             "preheat._version",
+            "preheat.process",
             "preheat.process.fork",
             "preheat.process.locks",
+            "preheat.model",
             "preheat.model.misspelled",
             "preheat.pytest_plugin",
+            "preheat.tools",
+            "preheat.tools.testing",
             "preheat.tools.testing.run",
         }
         assert cuda is False
