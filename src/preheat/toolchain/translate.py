@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preheat.errors import (
     CompileError,
@@ -21,17 +21,11 @@ from preheat.errors import (
 from preheat.model import ptx
 from preheat.model.arch import Arch, mismatch
 from preheat.model.artifact import EntryPoint
+from preheat.model.linked_program import RelocatableProgram
 from preheat.model.program import Program
-from preheat.process.lazy import LazyModule
 from preheat.toolchain import frames, lint, report, signature
 from preheat.toolchain.advice import advice, advice_about_path
 from preheat.toolchain.pool import WorkerPool
-
-if TYPE_CHECKING:
-    from preheat.model import linked_program
-    from preheat.model.linked_program import RelocatableProgram
-else:
-    linked_program = LazyModule("preheat.model.linked_program")  # Most processes link nothing.
 
 __all__ = [
     "Compiled",
@@ -154,17 +148,9 @@ def _request(
 
 def _form_options(program: Program) -> tuple[str, ...]:
     """Return the option that makes code for a linker, for a part of a link."""
-    part = _part_of_link(program)
-    if part is None:
+    if not isinstance(program, RelocatableProgram):
         return ()
-    return ("-dlto",) if part.lto else ("-rdc=true",)
-
-
-def _part_of_link(program: Program) -> RelocatableProgram | None:
-    """Return `program` if it is compiled for a linker, or None."""
-    if type(program) is Program:
-        return None
-    return program if isinstance(program, linked_program.RelocatableProgram) else None
+    return ("-dlto",) if program.lto else ("-rdc=true",)
 
 
 def _interpret(
@@ -178,7 +164,7 @@ def _interpret(
     """Return what a reply says about a compile with these probes."""
     reply, made = frame
     log = accepted(reply, program, arch, roots)
-    if _part_of_link(program) is not None:  # The link interprets its probes, which are names here.
+    if isinstance(program, RelocatableProgram):  # The link interprets its probes, which are names here.
         return _compiled(program, reply, made, log, entries=(), names=reply["lowered"])
     require_loadable(program, made["cubin"])
     demangled, lowered = reply["demangled"], reply["lowered"]
