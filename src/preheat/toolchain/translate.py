@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preheat.errors import (
     CompileError,
@@ -21,8 +21,8 @@ from preheat.errors import (
 from preheat.model import ptx
 from preheat.model.arch import Arch, mismatch
 from preheat.model.artifact import EntryPoint
+from preheat.model.linked_program import RelocatableProgram
 from preheat.model.program import Program
-from preheat.process.lazy import LazyModule
 from preheat.toolchain import frames, lint, report, signature
 from preheat.toolchain.advice import advice, advice_about_path
 from preheat.toolchain.pool import WorkerPool
