@@ -105,7 +105,7 @@ def test_auto_takes_the_gpu_where_one_exists(monkeypatch: pytest.MonkeyPatch) ->
         made.append((index, settings, config))
         return DeviceDescription(f"cuda:{index}", partial(EmulatorDevice, index))
 
-    monkeypatch.setattr("preheat.device.cuda.factory.describe", describe)
+    monkeypatch.setattr(cuda_factory, "describe", describe)
     device("auto")
     assert made == [(0, {}, Config.from_env())]
 
