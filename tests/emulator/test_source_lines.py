@@ -15,6 +15,7 @@ import preheat
 from preheat.build.builder import Builder
 from preheat.build.seal import sealed
 from preheat.build.source_lines import source_lines
+from preheat.device import session
 from preheat.emulator.device import EmulatorDevice
 from preheat.errors import (
     ContextLostError,
@@ -349,7 +350,7 @@ def test_a_device_is_lost_before_anybody_looks_for_the_line(
         other.join()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("preheat.device.session.source_lines", interrupted)
+    monkeypatch.setattr(session, "source_lines", interrupted)
     module = gpu.module(SOURCE, label="k.cu", headers=HEADERS)
     with pytest.raises(KeyboardInterrupt):
         module["trap"][1, 32](0)
