@@ -21,7 +21,6 @@ from preheat.errors import (
 from preheat.model import ptx
 from preheat.model.arch import Arch, mismatch
 from preheat.model.artifact import EntryPoint
-from preheat.model.linked_program import RelocatableProgram
 from preheat.model.program import Program
 from preheat.toolchain import frames, lint, report, signature
 from preheat.toolchain.advice import advice, advice_about_path
