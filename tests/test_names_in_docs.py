@@ -28,6 +28,8 @@ PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - {ROOT / "CHANG
 SUFFIXES = ("py", "ptx", "cu", "toml", "svg")  # `gpu.py` is a file
 #: What looks like a name of Python and is one of OpenTelemetry, or a file.
 OTHER_NAMES = {*(metric.name for metric in (*METRICS, OTHER)), "preheat.prom", "preheat.prom.new"}
+#: The attributes of a span of OpenTelemetry, beside the metrics.
+OTHER_NAMES |= {"preheat.program", "preheat.arch", "preheat.key"}
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 #: The classes of objects that pages call by these names.
