@@ -550,7 +550,7 @@ def test_doctor_without_a_gpu_mentions_the_emulator(
         raise NoGpuError("no GPU: there is no driver")
 
     monkeypatch.setattr(cuda_device, "visible", visible)
-    monkeypatch.setattr("preheat.device.cuda.device.driver_version", lambda: "13.0")
+    monkeypatch.setattr(cuda_device, "driver_version", lambda: "13.0")
     assert "the emulator runs kernels on the CPU: preheat.device('emulator')" in cli("doctor").err
 
 
