@@ -15,6 +15,7 @@ import pytest
 
 from preheat import native
 from preheat.build.builder import Builder
+from preheat.device.cuda import device as cuda_device
 from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.model import codec
 from preheat.model.arch import Arch
@@ -548,8 +549,8 @@ def test_doctor_without_a_gpu_mentions_the_emulator(
             return []
         raise NoGpuError("no GPU: there is no driver")
 
-    monkeypatch.setattr("preheat.device.cuda.device.visible", visible)
-    monkeypatch.setattr("preheat.device.cuda.device.driver_version", lambda: "13.0")
+    monkeypatch.setattr(cuda_device, "visible", visible)
+    monkeypatch.setattr(cuda_device, "driver_version", lambda: "13.0")
     assert "the emulator runs kernels on the CPU: preheat.device('emulator')" in cli("doctor").err
 
 

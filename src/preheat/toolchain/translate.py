@@ -26,11 +26,6 @@ from preheat.toolchain import frames, lint, report, signature
 from preheat.toolchain.advice import advice, advice_about_path
 from preheat.toolchain.pool import WorkerPool
 
-if TYPE_CHECKING:
-    from preheat.model import linked_program
-else:
-    linked_program = LazyModule("preheat.model.linked_program")  # Most processes link nothing.
-
 __all__ = [
     "Compiled",
     "accept",

@@ -12,17 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preheat.process.lazy import LazyModule
-
 if TYPE_CHECKING:
-    from preheat.adapters.cuda_core import adapter, program_cache
     from preheat.adapters.cuda_core.program_cache import ProgramCache
-    from preheat.build import default
     from preheat.build.builder import Builder
-else:
-    adapter = LazyModule("preheat.adapters.cuda_core.adapter")
-    default = LazyModule("preheat.build.default")
-    program_cache = LazyModule("preheat.adapters.cuda_core.program_cache")  # It imports cuda.core.
 
 __all__ = ["cache"]
 
@@ -43,5 +35,10 @@ def cache(builder: Builder | None = None) -> ProgramCache:
         >>> program = Program(SAXPY, "c++", ProgramOptions(arch="sm_90"))
         >>> code = program.compile("cubin", cache=preheat.adapters.cuda_core.cache())
     """
-    adapter.require_cuda_core()
-    return program_cache.ProgramCache((builder or default.default_builder()).foreign)
+    from preheat.adapters.cuda_core.adapter import require_cuda_core
+    from preheat.build.default import default_builder
+
+    require_cuda_core()
+    from preheat.adapters.cuda_core.program_cache import ProgramCache
+
+    return ProgramCache((builder or default_builder()).foreign)

@@ -15,11 +15,11 @@ from preheat.process.lazy import LazyModule
 if TYPE_CHECKING:
     from preheat import errors
     from preheat.build import counters
-    from preheat.tools.cli import output
+    from preheat.tools.cli import output as _output
 else:
     errors = LazyModule("preheat.errors")
     counters = LazyModule("preheat.build.counters")
-    output = LazyModule("preheat.tools.cli.output")
+    _output = LazyModule("preheat.tools.cli.output")
 
 __all__ = ["main"]
 
@@ -97,26 +97,26 @@ def main(args: list[str] | None = None) -> None:
             click.echo(error.format_message(), err=True)
             sys.exit(2)
         usage = error.ctx.command_path if error.ctx else "preheat"
-        output.print_error(error.format_message(), f"see '{usage} --help'")
+        _output.print_error(error.format_message(), f"see '{usage} --help'")
         sys.exit(2)
     except click.ClickException as error:
-        output.print_error(error.format_message())
+        _output.print_error(error.format_message())
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:
         progress = str(stop.__cause__ or stop)  # click replaces KeyboardInterrupt by Abort.
-        output.print_error("interrupted" + (f": {progress}" if progress else ""))
+        _output.print_error("interrupted" + (f": {progress}" if progress else ""))
         # Threads may be compiling or waiting for another process: exit without them. Their workers
         # notice that and exit too, and the operating system releases the locks.
         sys.stdout.flush()
         os._exit(130)
     except errors.PreheatError as error:
-        output.print_error(str(error), error.hint)
+        _output.print_error(str(error), error.hint)
         sys.exit(2 if isinstance(error, errors.InputError | errors.ConfigError) else 1)
     except BrokenPipeError:  # The reader of the output has exited: `preheat cache ls | head`.
         sys.stderr.close()
         sys.exit(0)
     except OSError as fault:
-        output.print_error(str(fault), "'preheat doctor' checks directories and permissions")
+        _output.print_error(str(fault), "'preheat doctor' checks directories and permissions")
         sys.exit(1)
 
 
