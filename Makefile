@@ -23,7 +23,7 @@ COMPILER_LIBRARIES := 'nvidia-cutlass-dsl==4.8.*' 'warp-lang==1.19.*' 'numba==0.
 # pictures of graphs, and the sizes of buckets, do not depend on it.
 WITHOUT_LAUNCHES := $(patsubst %,tests/graph/test_%.py,buckets layout nodes pictures profile)
 LAUNCH_TESTS := $(filter-out $(WITHOUT_LAUNCHES),$(wildcard tests/graph/test_*.py)) \
-	$(patsubst %,tests/device/test_%.py,arguments faults foreign_captures \
+	$(patsubst %,tests/devices/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering shared_pools branch_ordering streams)
 
 # Files go to processes in the order in which tests/conftest.py sorts them. There is one process more than
@@ -87,7 +87,7 @@ test-without-native: $(COLLECTED)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
 
 # The tests for GPUs that make sense on the CPU driver. Tests of kernels would only test the emulator again.
-DRIVER_TESTS := tests/driver/calls tests/device tests/graph tests/device tests/toolchain tests/linking tests/build \
+DRIVER_TESTS := tests/driver/calls tests/devices tests/graph tests/devices tests/toolchain tests/linking tests/build \
 	tests/ahead/test_warmup.py tests/ahead/test_warmup_graphs.py tests/interop tests/adapters tests/ahead tests/tools \
 	tests/tools/test_pytest_plugin.py tests/tools/test_testing_guide.py tests/test_docs.py
 SEED ?= 0
@@ -149,7 +149,7 @@ test-fleet: .fleet/installed    ## the tests of bakes on Dask and Ray
 DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined
 native-debug: $(TESTING)  ## the tests of the native core with a debug build of it
 	CFLAGS="$(DEBUG_FLAGS)" $(BIN)/python hatch_build.py
-	PYTHONDEVMODE=1 $(BIN)/python -m pytest tests/device/test_native*.py $(LAUNCH_TESTS); \
+	PYTHONDEVMODE=1 $(BIN)/python -m pytest tests/devices/test_native*.py $(LAUNCH_TESTS); \
 	status=$$?; $(BIN)/python hatch_build.py && exit $$status
 
 random-programs: $(TESTING)  ## 2,000 random programs on deferred streams

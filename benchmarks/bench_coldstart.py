@@ -110,7 +110,7 @@ import preheat.gpu
 imported = monotonic()
 gpu = preheat.device("cuda")
 opened = monotonic()
-from preheat.device.cuda.module import CudaModule
+from preheat.devices.cuda.module import CudaModule
 spent = {"lookup": 0.0, "load": 0.0, "function": 0.0}
 def timed(function):
     def call(*args, **named):

@@ -219,8 +219,8 @@ def one_context(request: pytest.FixtureRequest) -> None:
     Nor does a test end it: what other libraries loaded into it would be gone, and they crash at exit.
     """
     if any(item.get_closest_marker("gpu") for item in request.session.items) and not _no_gpu():
-        from preheat.device.cuda.device import CudaDevice
-        from preheat.device.cuda.driver import library
+        from preheat.devices.cuda.device import CudaDevice
+        from preheat.devices.cuda.driver import library
 
         _kept.append(CudaDevice(0))
         library().cuDevicePrimaryCtxReset = _refuse
@@ -319,7 +319,7 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
 
             made = EmulatorDevice(int(index or 0), arch, schedule=schedule, host_arrays=host_arrays)
         else:
-            from preheat.device.cuda.device import CudaDevice
+            from preheat.devices.cuda.device import CudaDevice
 
             made = CudaDevice(int(index or 0))
         opened.append(Gpu(made, builder, **more))
@@ -353,7 +353,7 @@ def open_faulty(shared_builder: Builder) -> Iterator[Callable[..., FaultyGpu]]:
 
             seam = FaultyDevice(EmulatorDevice(0, "sm_90"))
         else:
-            from preheat.device.cuda.device import CudaDevice
+            from preheat.devices.cuda.device import CudaDevice
 
             seam = FaultyDevice(CudaDevice(0))
         whole: Any = seam
@@ -417,8 +417,8 @@ LONGEST_FILES = [
     "tools/test_pytest_driver.py",
     "audit/test_compiler_libraries.py",
     "linking/test_link.py",
-    "device/test_native.py",
-    "device/test_native_memory.py",
+    "devices/test_native.py",
+    "devices/test_native_memory.py",
     "toolchain/test_headers.py",
     "kernels/test_op.py",
     "store/remote/test_hosts.py",

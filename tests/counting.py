@@ -12,7 +12,7 @@ __all__ = ["Walk", "count_calls", "walk"]
 
 _PREHEAT = f"{os.sep}preheat{os.sep}"
 _EMULATOR = f"{_PREHEAT}emulator{os.sep}"
-_CUDA = f"{_PREHEAT}device{os.sep}cuda{os.sep}"
+_CUDA = f"{_PREHEAT}devices{os.sep}cuda{os.sep}"
 
 
 def count_calls(act: Callable[[], object]) -> int:

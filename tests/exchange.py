@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from preheat.device import dlpack
+from preheat.devices import dlpack
 
 __all__ = ["exchange_api"]
 

@@ -29,9 +29,9 @@ __all__ = ["PARTS", "Part", "main", "missing"]
 ROOT = Path(__file__).parents[1]
 _SECONDS = 600.0  # of each part
 _SUITES = {
-    "tests-runtime": ("tests/device",),
+    "tests-runtime": ("tests/devices",),
     "tests-graph": ("tests/graph",),
-    "tests-devices": ("tests/device", "tests/toolchain", "tests/linking", "tests/build"),
+    "tests-devices": ("tests/devices", "tests/toolchain", "tests/linking", "tests/build"),
     "tests-interop": ("tests/interop",),
     "tests-adapters": ("tests/adapters", "tests/ahead", "tests/tools", "tests/audit"),
     "tests-corpus": (
@@ -43,7 +43,7 @@ _SUITES = {
     "tests-kernels": ("tests/kernels", "tests/lora"),
 }
 _BENCHMARKS = ("launch", "replay", "coldstart", "together", "kernels", "ops", "pool", "audit")
-_STATUS_TESTS = ("tests/device", "tests/graph", "tests/device/test_captures.py")
+_STATUS_TESTS = ("tests/devices", "tests/graph", "tests/devices/test_captures.py")
 
 
 class Part(NamedTuple):
@@ -79,7 +79,8 @@ COMPARISON = "statuses"  # the last part, which runs nothing
 
 def facts() -> dict[str, str]:
     """Return what a result was made with."""
-    from preheat.device.cuda.device import driver_version, visible
+    from preheat.devices.cuda.device import driver_version, visible
+
     from preheat.errors import NoGpuError
 
     commit = subprocess.run(

@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 # From the ground up. A room may import those before it in this list and, of course, itself.
 ROOMS = (
     *("_version", "process", "errors", "model", "native", "store", "signing", "toolchain", "build"),
-    *("device", "emulator", "driver", "graph", "gpu", "ahead", "kernels", "lora", "adapters"),
+    *("devices", "emulator", "driver", "graph", "gpu", "ahead", "kernels", "lora", "adapters"),
     *("audit", "tools", "telemetry", "pytest_plugin", "__main__"),
 )
 # `Gpu.warm` forwards to the warm-up, which is built on `Gpu`. A builder of a recorded run
@@ -117,13 +117,13 @@ def test_imports_point_down(name: str) -> None:
 
 
 def test_devices_do_not_know_each_other() -> None:
-    for mine, other in (("device/cuda", "preheat.emulator"), ("emulator", "preheat.device.cuda")):
+    for mine, other in (("devices/cuda", "preheat.emulator"), ("emulator", "preheat.devices.cuda")):
         for file in (SOURCE / mine).rglob("*.py"):
             assert other not in file.read_text(), file
 
 
 #: The interface of devices. Anything else is handed in by the factory of the emulator.
-FOR_THE_EMULATOR = {"preheat.process.lazy", "preheat.device.base", "preheat.device.registry"}
+FOR_THE_EMULATOR = {"preheat.process.lazy", "preheat.devices.base", "preheat.devices.registry"}
 
 
 def test_the_emulator_knows_only_the_interface_of_devices() -> None:
@@ -268,9 +268,9 @@ def test_type_checkers_find_the_public_names() -> None:
 
 
 def test_a_public_function_is_not_hidden_by_a_room_of_the_same_name(tmp_path: Path) -> None:
-    code = "import preheat; preheat.Array; import preheat.device.base; print(preheat.device.__name__)"
+    code = "import preheat; preheat.Array; import preheat.devices.base; print(preheat.devices.__name__)"
     assert python(code, tmp_path).stdout == "device\n"
-    assert python("import preheat.device.base, preheat; preheat.device('emulator')", tmp_path)
+    assert python("import preheat.devices.base, preheat; preheat.device('emulator')", tmp_path)
 
 
 def public(module: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
@@ -340,7 +340,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
 IN_THREADS = {
-    *("process", "errors", "model", "native", "store", "toolchain", "build", "device", "emulator"),
+    *("process", "errors", "model", "native", "store", "toolchain", "build", "devices", "emulator"),
     *("driver", "graph", "gpu", "ahead", "kernels", "lora", "audit", "tools"),
 }
 #: This process of a compiler has no such threads.

@@ -152,7 +152,7 @@ def test_the_test_notices_names_that_do_not_exist() -> None:
     for span in (
         "preheat.nonsense",
         "preheat.Gpu.nonsense",
-        "preheat.device.nonsense",
+        "preheat.devices.nonsense",
         "gpu.nonsense()",
         "Pool.nonsense",
         "PREHEAT_" + "NONSENSE",  # This file is searched, too.

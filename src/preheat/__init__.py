@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 
 from preheat._version import __version__ as __version__
 from preheat.process.locks import no_fork
@@ -36,7 +35,7 @@ _NAMES_OF = {
     "store.bundle": "Bundle",
     "model.config": "Config",
     "build.default": "compile compile_all default_builder get_entry link obtain_entry put_entry",
-    "device.base": "Attributes BlockSize Limits MemoryInfo Occupancy",
+    "devices.base": "Attributes BlockSize Limits MemoryInfo Occupancy",
     "model.dtypes": "DType",
     "errors": (
         "AdapterError BakedError BundleError CaptureError CaptureWarning CompileError "
@@ -61,12 +60,12 @@ _NAMES_OF = {
     "model.key": "Key explain",
     "model.linked_program": "BinaryPart LinkedProgram",
     "model.program": "Program",
-    "device.array": "Array Scalar",
-    "device.kernel": "Kernel",
-    "device.launch": "Bound",
-    "device.module": "Module SymbolView",
-    "device.operands": "Pointer strided",
-    "device.stream": "Event Stream",
+    "devices.array": "Array Scalar",
+    "devices.kernel": "Kernel",
+    "devices.launch": "Bound",
+    "devices.module": "Module SymbolView",
+    "devices.operands": "Pointer strided",
+    "devices.stream": "Event Stream",
 }
 _MODULE_OF = {name: f"preheat.{module}" for module in _NAMES_OF for name in _NAMES_OF[module].split()}
 _MODULES = ("lora",)  # used by their own names: preheat.lora.backward_plan
@@ -82,20 +81,6 @@ elif any(name.startswith("PREHEAT_") for name in os.environ):
 
     # The other variables are read, and compared, when a builder is opened.
     _warn_of_misspelled(os.environ, ("PREHEAT_ADAPTERS",))
-
-
-class _Package(type(sys)):  # type: ignore[misc]  # The class of modules, without an import of `types`.
-    """Keeps the function `preheat.device` apart from the room of the same name.
-
-    An import of the room would otherwise put the room in the place of the function.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _MODULE_OF or not isinstance(value, type(sys)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

@@ -10,17 +10,17 @@ from preheat import graph
 from preheat.build.builder import Builder
 from preheat.build.default import default_builder
 from preheat.build.request import ModuleRequest, ObjectCode, Source
-from preheat.device import base, registry
-from preheat.device.active_capture import RESET
-from preheat.device.array import Array, Scalar
-from preheat.device.context import Context
-from preheat.device.create import copy_of, new_array
-from preheat.device.host import shape_of
-from preheat.device.kernel import Kernel
-from preheat.device.memory import Buffer
-from preheat.device.module import Module
-from preheat.device.session import Session
-from preheat.device.stream import Event, Stream, record_in, wait_in
+from preheat.devices import base, registry
+from preheat.devices.active_capture import RESET
+from preheat.devices.array import Array, Scalar
+from preheat.devices.context import Context
+from preheat.devices.create import copy_of, new_array
+from preheat.devices.host import shape_of
+from preheat.devices.kernel import Kernel
+from preheat.devices.memory import Buffer
+from preheat.devices.module import Module
+from preheat.devices.session import Session
+from preheat.devices.stream import Event, Stream, record_in, wait_in
 from preheat.errors import InputError, PreheatError, SealedError, short_repr
 from preheat.graph.methods import GraphMethods
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from preheat.ahead import warmup
     from preheat.ahead.report import WarmReport
     from preheat.ahead.warmup import WarmSource
-    from preheat.device import batch, pending
+    from preheat.devices import batch, pending
 else:  # Their imports take milliseconds.
     warmup = LazyModule("preheat.ahead.warmup")  # The only import of a higher layer.
-    batch = LazyModule("preheat.device.batch")
-    pending = LazyModule("preheat.device.pending")
+    batch = LazyModule("preheat.devices.batch")
+    pending = LazyModule("preheat.devices.pending")
 
 __all__ = ["Gpu", "device"]
 
@@ -550,7 +550,7 @@ def device(
     Args:
         which: `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for what
             `PREHEAT_DEVICE` names, or else a GPU if there is one, or else the emulator. The default is
-            the value of `PREHEAT_DEVICE`, or `"cuda"`. `preheat.device.registry` registers other kinds
+            the value of `PREHEAT_DEVICE`, or `"cuda"`. `preheat.devices.registry` registers other kinds
             of devices.
         arch: The architecture that an emulator emulates.
         patience: How long an emulated kernel may run without progress.

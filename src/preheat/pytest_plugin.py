@@ -141,7 +141,7 @@ def _check_name(name: str) -> str | None:
     """Return why a name is not that of a device, or None if it is one."""
     if _COMMON.fullmatch(name):
         return None
-    from preheat.device import registry
+    from preheat.devices import registry
     from preheat.errors import PreheatError
     from preheat.model.config import Config
     from preheat.process.messages import did_you_mean
@@ -263,7 +263,7 @@ def _cannot_run_on(kind: str, target: Target) -> str | None:
 
 def _no_gpu() -> str | None:
     """Return why there is no GPU, or None if there is one."""
-    from preheat.device.cuda.device import count
+    from preheat.devices.cuda.device import count
     from preheat.errors import NoGpuError
 
     try:
@@ -442,7 +442,7 @@ def _open(run: Run, name: str, contexts: dict[str, object], *, skip: bool = Fals
 
 
 def _open_again(name: str) -> object:
-    from preheat.device import registry
+    from preheat.devices import registry
     from preheat.model.config import Config
 
     return registry.find(name, {}, Config.from_env()).open()

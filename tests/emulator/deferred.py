@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.device import EmulatorDevice
 from tests.emulator.support import artifact, entry
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import preheat
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.device import EmulatorDevice
 from preheat.emulator.memory import POISON
 from preheat.errors import DeviceError, DriverError, EmulatorFault, InputError

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.device import EmulatorDevice
 from preheat.errors import DriverError
 from tests.emulator.deferred import (

@@ -11,7 +11,7 @@ import pytest
 
 import preheat
 from preheat.build.builder import Builder
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.device import COUNT, EmulatorDevice
 from preheat.errors import (
     DeviceError,

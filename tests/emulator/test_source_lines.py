@@ -349,7 +349,7 @@ def test_a_device_is_lost_before_anybody_looks_for_the_line(
         other.join()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("preheat.device.session.find_source_lines", interrupted)
+    monkeypatch.setattr("preheat.devices.session.find_source_lines", interrupted)
     module = gpu.module(SOURCE, label="k.cu", headers=HEADERS)
     with pytest.raises(KeyboardInterrupt):
         module["trap"][1, 32](0)

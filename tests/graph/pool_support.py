@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from preheat.device.array import Array
+from preheat.devices.array import Array
+
 from preheat.graph.pool import Pool
 from tests.graph.support import AxpyCase
 

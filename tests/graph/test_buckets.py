@@ -11,7 +11,7 @@ import pytest
 
 from preheat import InputError, bucket, buckets, padded
 from preheat.gpu import Gpu
-from tests.device.support import import_or_skip
+from tests.devices.support import import_or_skip
 from tests.graph.support import axpy_case
 
 

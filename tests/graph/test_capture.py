@@ -14,7 +14,7 @@ import pytest
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
-from tests.device.support import SIZES
+from tests.devices.support import SIZES
 from tests.faulty import FaultyGpu
 from tests.graph.support import (
     MODES,

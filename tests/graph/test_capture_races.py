@@ -18,7 +18,7 @@ from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
 from preheat.graph.libraries import RedirectedLibraries
-from tests.device.support import KERNELS
+from tests.devices.support import KERNELS
 from tests.faulty import FaultyGpu
 from tests.graph.support import InterruptedByTestError, axpy_case
 from tests.threads import run_in_thread

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-
-from preheat.device.active_capture import (
+from preheat.devices.active_capture import (
     ALLOCATE,
     FREE,
     FROM_HOST,
@@ -30,10 +29,11 @@ from preheat.device.active_capture import (
     WAIT_OUTSIDE,
     Restricted,
 )
-from preheat.device.array import Array, Scalar
-from preheat.device.kernel import Kernel
-from preheat.device.module import Module, SymbolView
-from preheat.device.stream import Event, Stream
+from preheat.devices.array import Array, Scalar
+from preheat.devices.kernel import Kernel
+from preheat.devices.module import Module, SymbolView
+from preheat.devices.stream import Event, Stream
+
 from preheat.errors import CaptureError, DeviceError, DriverError, LaunchError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State

@@ -10,7 +10,7 @@ import pytest
 
 from preheat.errors import BakedError, CaptureError
 from preheat.gpu import Gpu
-from tests.device.support import import_or_skip
+from tests.devices.support import import_or_skip
 from tests.faulty import FaultyGpu
 from tests.graph.support import KERNELS, axpy_case, nothing_left_open, scalar_log
 from tests.threads import run_in_thread

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from preheat.devices.kernel import Kernel
 
-from preheat.device.kernel import Kernel
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
-from tests.device.support import import_or_skip
+from tests.devices.support import import_or_skip
 from tests.graph.support import axpy_case, line_here, scalar_log
 from tests.threads import run_in_thread
 

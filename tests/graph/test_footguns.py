@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from preheat.devices.array import Array
+from preheat.devices.kernel import Kernel
 
 import preheat
-from preheat.device import active_capture
-from preheat.device.array import Array
-from preheat.device.kernel import Kernel
+from preheat.devices import active_capture
 from preheat.errors import CaptureError, PreheatError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.kernels.decode import DecodeKernel, DecodeState
-from tests.device.support import KERNELS
+from tests.devices.support import KERNELS
 from tests.graph.support import LegacyDefaultStream
 from tests.shown_output import matches
 from tests.threads import run_in_thread
@@ -326,7 +326,7 @@ def _(s: Scene) -> None:
 
 @footgun("replay graphs that share a pool in two streams")
 def _(s: Scene) -> None:
-    """The tests with another library are in `tests/device/test_shared_pools.py`."""
+    """The tests with another library are in `tests/devices/test_shared_pools.py`."""
     pool = s.gpu.shared_pool()
     graphs = []
     for _ in range(2):

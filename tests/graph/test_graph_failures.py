@@ -22,7 +22,7 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
-from tests.device.support import KERNELS as RUNTIME_KERNELS
+from tests.devices.support import KERNELS as RUNTIME_KERNELS
 from tests.driver_errors import illegal_address, not_supported, out_of_memory
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.graph.support import KERNELS, InterruptedByTestError, axpy_case, line_here, nothing_left_open

@@ -16,7 +16,7 @@ import pytest
 from preheat.errors import CaptureError, GraphError, StaleGraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.device.support import KERNELS
+from tests.devices.support import KERNELS
 from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case
 from tests.threads import run_in_thread

@@ -17,7 +17,7 @@ from preheat.emulator.graph import EmulatorExecutable
 from preheat.errors import CaptureError, GraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.device.support import KERNELS
+from tests.devices.support import KERNELS
 from tests.graph.support import FACTOR, axpy_case
 from tests.threads import run_in_thread
 

@@ -15,7 +15,7 @@ import pytest
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.process.callsite import shown_path
-from tests.device.support import import_or_skip
+from tests.devices.support import import_or_skip
 from tests.driver_errors import out_of_memory
 from tests.faulty import FaultyGpu
 from tests.graph.graphed_support import Batch, Frozen, Host, Wrap, late

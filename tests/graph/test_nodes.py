@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from preheat.devices.arguments import new_param_buffer
+from preheat.devices.array import Array
+from preheat.devices.base import Geometry
 
 from preheat.build.builder import Builder
-from preheat.device import base
-from preheat.device.arguments import new_param_buffer
-from preheat.device.array import Array
-from preheat.device.base import Geometry
+from preheat.devices import base
 from preheat.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.kernels.decode import DecodeState
-from tests.device.support import KERNELS as MORE
+from tests.devices.support import KERNELS as MORE
 from tests.graph.support import KERNELS, axpy_case, line_here, scalar_log
 
 

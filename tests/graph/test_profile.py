@@ -17,7 +17,7 @@ from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.profile import DEFAULT_OPTIONS, Profile, ReplayOptions
 from preheat.model.config import Config
-from tests.device.support import KERNELS
+from tests.devices.support import KERNELS
 from tests.faulty import FaultyDevice
 
 Rows = list[dict[str, Any]]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from preheat.devices.host import host_bytes
 
 import preheat
-from preheat.device.host import host_bytes
 from preheat.errors import (
     DriverError,
     EmulatorFault,
@@ -20,7 +20,7 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.device.support import SIZES
+from tests.devices.support import SIZES
 from tests.faulty import FaultyGpu
 from tests.graph.support import KERNELS, AxpyCase, axpy_case, nothing_left_open
 from tests.threads import run_in_thread

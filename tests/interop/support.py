@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from preheat.devices.array import Array
+from preheat.devices.kernel import Kernel
 
-from preheat.device import dlpack
-from preheat.device.array import Array
-from preheat.device.kernel import Kernel
+from preheat.devices import dlpack
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
-from tests.device.support import import_or_skip
+from tests.devices.support import import_or_skip
 from tests.processes import SOURCE as PACKAGE
 
 N = (1 << 16) + 33

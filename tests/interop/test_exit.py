@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.device.support import import_or_skip
+from tests.devices.support import import_or_skip
 from tests.interop.support import ends_in_silence
 
 # Code that keeps an exported array, called `view`, until exit.

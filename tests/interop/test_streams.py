@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from preheat.devices.context import _LONG_QUEUE
+from preheat.devices.uses import _MANY_READS
 
-from preheat.device.context import _LONG_QUEUE
-from preheat.device.uses import _MANY_READS
 from preheat.gpu import Gpu
 from tests.interop.support import CuPy, Foreign, N, Peer, Torch, Work, distinct
 from tests.threads import run_in_thread
@@ -219,7 +219,7 @@ def test_a_new_stream_with_an_old_number_waits_for_what_its_arrays_need(warm: in
         if second.handle != first.handle:  # The numbers of the emulator always come again.
             pytest.xfail(
                 f"no stream of {len(tried)} got the number of the destroyed one, so this driver shows "
-                "nothing about old numbers; tests/device/test_ordering.py does"
+                "nothing about old numbers; tests/devices/test_ordering.py does"
             )
     finally:
         for stream in tried:

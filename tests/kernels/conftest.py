@@ -83,7 +83,7 @@ def all_compiled(request: pytest.FixtureRequest, shared_builder: Builder) -> Non
     """Compile everything first, on all CPU cores, if there is a GPU."""
     marked = [item for item in request.session.items if item.get_closest_marker("gpu")]
     if any(not item.get_closest_marker("skip") for item in marked):
-        from preheat.device.cuda.device import CudaDevice
+        from preheat.devices.cuda.device import CudaDevice
 
         wanted = {op.entry: ManifestProgram(op.program, entries=(op.entry,)) for op in every_op()}
         with Gpu(CudaDevice(0), shared_builder) as gpu:

@@ -22,7 +22,7 @@ from preheat.gpu import Gpu
 from preheat.kernels import decode
 from preheat.kernels.decode import DecodeState
 from preheat.model.program import Program
-from tests.device.support import import_or_skip
+from tests.devices.support import import_or_skip
 from tests.faulty import FaultyGpu
 from tests.kernels.decode_model import STARTS, Ints, Reference, model, weights
 from tests.processes import expect_success, start_python

@@ -96,7 +96,7 @@ def test_a_core_that_was_built_from_another_source_is_not_used_and_a_warning_say
     package: Path, old: str, new: str
 ) -> None:
     change(package / "native" / "core.c", old, new)
-    assert launches(package) == ("[5, 5, 5, 5] preheat.device.launch", WARNING)
+    assert launches(package) == ("[5, 5, 5, 5] preheat.devices.launch", WARNING)
 
 
 @needs_core
@@ -107,7 +107,7 @@ def test_a_core_without_a_hash_of_its_source_is_not_used(package: Path) -> None:
     extension.write_bytes(content.replace(b"\0SOURCES\0", b"\0VERSION\0"))
     assert b"\0SOURCES\0" in content
     shown, messages = launches(package)
-    assert (shown, messages) == ("[5, 5, 5, 5] preheat.device.launch", WARNING)
+    assert (shown, messages) == ("[5, 5, 5, 5] preheat.devices.launch", WARNING)
 
 
 @needs_core
@@ -121,7 +121,7 @@ def test_a_core_is_used_with_its_source_and_without_any(package: Path) -> None:
 @needs_core
 def test_a_core_that_is_switched_off_is_not_compared(package: Path) -> None:
     change(package / "native" / "core.c", "return 0;", "return 1;")
-    assert launches(package, PREHEAT_NATIVE="0") == ("[5, 5, 5, 5] preheat.device.launch", "")
+    assert launches(package, PREHEAT_NATIVE="0") == ("[5, 5, 5, 5] preheat.devices.launch", "")
 
 
 # The other libraries

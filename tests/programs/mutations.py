@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 TESTS = (
-    "tests/device/test_ordering.py",
-    "tests/device/test_shared_ordering.py",
-    "tests/device/test_foreign_captures.py",
-    "tests/device/test_shared_pools.py",
-    "tests/device/test_branch_ordering.py",
+    "tests/devices/test_ordering.py",
+    "tests/devices/test_shared_ordering.py",
+    "tests/devices/test_foreign_captures.py",
+    "tests/devices/test_shared_pools.py",
+    "tests/devices/test_branch_ordering.py",
     "tests/programs/test_random_programs.py",
 )
 
@@ -37,7 +37,7 @@ class Mutation(NamedTuple):
     after: str
 
 
-ORDER, USES = "device/order.py", "device/uses.py"
+ORDER, USES = "devices/order.py", "devices/uses.py"
 BRANCHES = "graph/branches.py"
 MUTATIONS = (
     Mutation(
@@ -150,7 +150,7 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "an array interface names a stream that has waited for nothing", "device/dlpack.py",
+        "an array interface names a stream that has waited for nothing", "devices/dlpack.py",
         "[_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]",
         "[_LEGACY_STREAM, *current_streams(device)]",
     ),
@@ -166,7 +166,7 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "memory is freed before its last use", "device/context.py",
+        "memory is freed before its last use", "devices/context.py",
         "            self.order.section(home, {uses: True}).enter()\n",
         "            pass\n",
     ),
@@ -181,7 +181,7 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "a graph owns a tensor and not its storage", "device/operands.py",
+        "a graph owns a tensor and not its storage", "devices/operands.py",
         "    owner = value.untyped_storage()  # `value.data = other` does not change it.\n",
         "    owner = value\n",
     ),
@@ -197,12 +197,12 @@ MUTATIONS = (
         "            capture.libraries_inside.take_pools()\n",
     ),
     Mutation(
-        "a launch does not hold what its library does not wait for", "device/launch.py",
+        "a launch does not hold what its library does not wait for", "devices/launch.py",
         "        context.hold_until(record_event(context, stream), arguments.keep_alive)\n",
         "        pass\n",
     ),
     Mutation(
-        "subclasses of tensors are strangers", "device/libraries.py",
+        "subclasses of tensors are strangers", "devices/libraries.py",
         '== (self.name, "Tensor") for each in kind.__mro__',
         '== (self.name, "Tensor") for each in (kind,)',
     ),
@@ -282,12 +282,12 @@ MUTATIONS = (
         "        return bool(self._last_writes) or bool(known)\n",
     ),
     Mutation(
-        "a write of a variable does not wait for earlier work", "device/module.py",
+        "a write of a variable does not wait for earlier work", "devices/module.py",
         "        context.wait_for_work()\n        context.device.copy_in(",
         "        context.device.copy_in(",
     ),
     Mutation(
-        "a read of a variable does not wait for earlier work", "device/module.py",
+        "a read of a variable does not wait for earlier work", "devices/module.py",
         "        context.wait_for_work()  # Any stream may have written it.\n",
         "",
     ),

@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from preheat.build.builder import Builder
 from preheat.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
-from tests.device.support import import_or_skip
+from tests.devices.support import import_or_skip
 from tests.programs.libraries import Library, RealCuPy, RealTorch, Standin
 from tests.programs.machine import Programs
 from tests.standin import FakeCuPy, FakeTorch, introduce
@@ -70,7 +70,7 @@ def test_programs_on_deferred_streams_do_what_they_do_in_sequence(deferred: type
 
 @pytest.mark.gpu
 def test_programs_on_a_gpu_do_what_they_do_in_sequence(shared_builder: Builder) -> None:
-    from preheat.device.cuda.device import CudaDevice
+    from preheat.devices.cuda.device import CudaDevice
 
     torch, cupy = import_or_skip("torch"), import_or_skip("cupy")
     gpu = Gpu(CudaDevice(0), shared_builder)

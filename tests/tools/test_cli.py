@@ -15,7 +15,7 @@ import pytest
 
 from preheat import native
 from preheat.build.builder import Builder
-from preheat.device.cuda import device as cuda_device
+from preheat.devices.cuda import device as cuda_device
 from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.model import codec
 from preheat.model.arch import Arch

@@ -26,8 +26,8 @@ from preheat.build.code import Code, compiled_code
 from preheat.build.compile_lock import Attempt
 from preheat.build.obtain import Build
 from preheat.build.parallel import Task, run_all
-from preheat.device.active_capture import LOAD, WARM_GRAPHS
-from preheat.device.session import Session
+from preheat.devices.active_capture import LOAD, WARM_GRAPHS
+from preheat.devices.session import Session
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
 from preheat.graph.warmers import Warmable

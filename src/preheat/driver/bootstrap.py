@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.driver import (
     arrays,
     calls,

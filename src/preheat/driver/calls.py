@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from preheat.device.base import PER_THREAD_STREAM
+from preheat.devices.base import PER_THREAD_STREAM
 from preheat.driver.status import (
     ASSERT,
     ILLEGAL_ADDRESS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from preheat.device.base import Dim3, Geometry
+from preheat.devices.base import Dim3, Geometry
 from preheat.driver.raw import I32, get, read
 
 __all__ = ["LaunchConfig", "read_config"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from preheat.device.base import FindLines
+from preheat.devices.base import FindLines
 from preheat.driver.calls import CallError, say
 from preheat.driver.status import (
     FILE_NOT_FOUND,

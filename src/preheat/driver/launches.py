@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from preheat.device.base import DEFAULT_STREAMS, Geometry
+from preheat.devices.base import DEFAULT_STREAMS, Geometry
 from preheat.driver.calls import CallError, entry
 from preheat.driver.configs import read_config
 from preheat.driver.devices import PROCESSORS

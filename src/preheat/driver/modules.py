@@ -12,7 +12,7 @@ from preheat.driver.status import INVALID_HANDLE, INVALID_VALUE, NOT_FOUND
 from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
-    from preheat.device.base import Geometry
+    from preheat.devices.base import Geometry
     from preheat.driver.driver import Driver
     from preheat.emulator.launch import Launch
     from preheat.emulator.module import EmulatorFunction, EmulatorModule

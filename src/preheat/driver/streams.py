@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preheat.device.base import DEFAULT_STREAMS, LEGACY_STREAMS
+from preheat.devices.base import DEFAULT_STREAMS, LEGACY_STREAMS
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import GREATEST_PRIORITY, Context
 from preheat.driver.raw import I32, U32, U64, put

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.graph_work import GraphAllocation, GraphFree
 from preheat.emulator.memory import FREED, POISON, Buffer, Memory, align_up
 from preheat.emulator.schedule import Scheduler

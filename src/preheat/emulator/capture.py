@@ -28,7 +28,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.errors import driver_error
 from preheat.emulator.graph import EmulatorGraph
 from preheat.emulator.graph_work import GraphAllocation, GraphFree, GraphWork, WorkList

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.allocator import TOTAL_BYTES, Allocator, Heap
 from preheat.emulator.capture import Captures
 from preheat.emulator.errors import error_of

@@ -1,4 +1,4 @@
-"""Opens emulators for `preheat.device.registry`."""
+"""Opens emulators for `preheat.devices.registry`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from preheat.device.registry import DeviceDescription
+from preheat.devices.registry import DeviceDescription
 from preheat.model.config import Config
 from preheat.process.lazy import LazyModule
 

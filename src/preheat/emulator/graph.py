@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.graph_work import (
     EventWork,
     GraphWork,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from preheat.device import base
+from preheat.devices import base
 
 if TYPE_CHECKING:
     from preheat.emulator.allocator import Allocation

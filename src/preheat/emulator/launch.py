@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from preheat.device.base import Dim3, Geometry, Limits
+from preheat.devices.base import Dim3, Geometry, Limits
 from preheat.emulator.allocator import Heap
 from preheat.emulator.capture import Captures
 from preheat.emulator.generate import CompiledFunction

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from preheat.device.base import Dim3
+from preheat.devices.base import Dim3
 from preheat.process.lazy import lazy
 
 __all__ = ["WARP", "Layout", "coordinates"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.model.arch import Arch
 
 __all__ = ["Multiprocessor", "launch_limits", "multiprocessor"]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.emulator.access import ArgumentSpec
 from preheat.emulator.decode import Immediate
 from preheat.emulator.errors import invalid_ptx

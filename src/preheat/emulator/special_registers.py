@@ -12,7 +12,7 @@ import numpy as np
 from preheat.emulator.layout import WARP
 
 if TYPE_CHECKING:
-    from preheat.device.base import Dim3
+    from preheat.devices.base import Dim3
     from preheat.emulator.wave import Wave
 
 __all__ = ["DYNAMIC", "RESERVED", "SPECIAL", "value"]

@@ -7,8 +7,8 @@ import threading
 import time
 from contextlib import suppress
 
-from preheat.device import base
-from preheat.device.base import LEGACY_STREAMS, PER_THREAD_STREAM
+from preheat.devices import base
+from preheat.devices.base import LEGACY_STREAMS, PER_THREAD_STREAM
 from preheat.emulator.capture import Branch, Captures
 from preheat.emulator.errors import driver_error
 from preheat.emulator.schedule import QueuePosition, Scheduler

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from preheat.device.base import Geometry, Limits, Symbol
+from preheat.devices.base import Geometry, Limits, Symbol
 from preheat.emulator import builtin, warp
 from preheat.emulator.access import ArgumentSpec
 from preheat.emulator.addresses import StateSpace, host_view

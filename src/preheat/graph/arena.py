@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from preheat.device import base
-from preheat.device.context import Context
-from preheat.device.memory import Buffer
-from preheat.device.uses import Uses
+from preheat.devices import base
+from preheat.devices.context import Context
+from preheat.devices.memory import Buffer
+from preheat.devices.uses import Uses
 from preheat.errors import CaptureError
 
 __all__ = ["Arena", "FreeList", "PoolBuffer", "ReturnedSpan", "Span"]

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from preheat.device import base
-from preheat.device.uses import Uses
+from preheat.devices import base
+from preheat.devices.uses import Uses
 from preheat.process.callsite import CallSite
 
 __all__ = ["Branch", "BranchOrder", "Mark"]

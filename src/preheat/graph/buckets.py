@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from preheat.device.array import Array
-from preheat.device.host import element_bytes, host_array, integer
+from preheat.devices.array import Array
+from preheat.devices.host import element_bytes, host_array, integer
 from preheat.errors import InputError
 from preheat.model.dtypes import dtype_of
 from preheat.process.lazy import LazyModule

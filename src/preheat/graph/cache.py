@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from preheat.device import base
-from preheat.device.active_capture import WARM_GRAPHS
-from preheat.device.context import Context
-from preheat.device.host import integer
+from preheat.devices import base
+from preheat.devices.active_capture import WARM_GRAPHS
+from preheat.devices.context import Context
+from preheat.devices.host import integer
 from preheat.errors import (
     CaptureError,
     CaptureWarning,

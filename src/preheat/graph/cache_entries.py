@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from preheat.device.context import Context
+from preheat.devices.context import Context
 from preheat.graph.cached_graph import CachedGraph
 from preheat.graph.keys import hashable, stable_repr
 from preheat.process.messages import count

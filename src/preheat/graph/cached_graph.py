@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from preheat.device.memory import new_generation_limit
+from preheat.devices.memory import new_generation_limit
 from preheat.errors import BakedError, GraphError
 from preheat.graph import trees
 from preheat.graph.difference import (

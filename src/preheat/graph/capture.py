@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from preheat.device import base
-from preheat.device.active_capture import Allocator, RecordedLaunch, Restricted
-from preheat.device.array import Array
-from preheat.device.context import Context
-from preheat.device.launch import Launch, LaunchArguments, LoadedModule
-from preheat.device.operands import Operand
-from preheat.device.uses import Uses, add_use
+from preheat.devices import base
+from preheat.devices.active_capture import Allocator, RecordedLaunch, Restricted
+from preheat.devices.array import Array
+from preheat.devices.context import Context
+from preheat.devices.launch import Launch, LaunchArguments, LoadedModule
+from preheat.devices.operands import Operand
+from preheat.devices.uses import Uses, add_use
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.captured_streams import CapturedStreams, give_back_stream, take_stream
 from preheat.graph.libraries import RedirectedLibraries, SharedPool

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from preheat.device import base
-from preheat.device.base import LEGACY_STREAMS
-from preheat.device.context import Context
-from preheat.device.libraries import current_streams
-from preheat.device.uses import Uses
+from preheat.devices import base
+from preheat.devices.base import LEGACY_STREAMS
+from preheat.devices.context import Context
+from preheat.devices.libraries import current_streams
+from preheat.devices.uses import Uses
 from preheat.errors import CaptureError, DeviceError
 from preheat.graph.branches import Branch, BranchOrder, Mark
 from preheat.process.callsite import CallSite, call_site, caller

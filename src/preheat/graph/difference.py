@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.graph import trees
 from preheat.graph.nodes import Argument, Node
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from preheat.device import base
-from preheat.device.active_capture import INSTANTIATE
-from preheat.device.base import ON_HOST
-from preheat.device.context import Context
-from preheat.device.stream import Event, record_event
+from preheat.devices import base
+from preheat.devices.active_capture import INSTANTIATE
+from preheat.devices.base import ON_HOST
+from preheat.devices.context import Context
+from preheat.devices.stream import Event, record_event
 from preheat.errors import GraphError
 
 __all__ = ["GraphExecutable"]

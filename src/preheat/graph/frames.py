@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from preheat.device.array import NO_RIGHTS, Array
-from preheat.device.memory import Buffer
-from preheat.device.order import Order
-from preheat.device.uses import Uses
+from preheat.devices.array import NO_RIGHTS, Array
+from preheat.devices.memory import Buffer
+from preheat.devices.order import Order
+from preheat.devices.uses import Uses
 from preheat.errors import GraphError
 from preheat.graph.arena import PoolBuffer, ReturnedSpan, Span
 

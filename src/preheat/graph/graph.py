@@ -16,13 +16,13 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
-from preheat.device import base
-from preheat.device.active_capture import INSTANTIATE, REPLAY, Restricted
-from preheat.device.array import Scalar
-from preheat.device.base import LEGACY_STREAMS
-from preheat.device.context import Context
-from preheat.device.libraries import StreamHandle
-from preheat.device.stream import raw_stream
+from preheat.devices import base
+from preheat.devices.active_capture import INSTANTIATE, REPLAY, Restricted
+from preheat.devices.array import Scalar
+from preheat.devices.base import LEGACY_STREAMS
+from preheat.devices.context import Context
+from preheat.devices.libraries import StreamHandle
+from preheat.devices.stream import raw_stream
 from preheat.errors import CaptureError, GraphError, InputError, PreheatError
 from preheat.graph.capture import MODES, Capture
 from preheat.graph.difference import diff

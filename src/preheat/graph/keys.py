@@ -22,9 +22,9 @@ from numbers import Number
 from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from preheat.device import base
-from preheat.device.array import Array
-from preheat.device.operands import tensor_kind
+from preheat.devices import base
+from preheat.devices.array import Array
+from preheat.devices.operands import tensor_kind
 from preheat.errors import InputError
 from preheat.graph import trees
 from preheat.graph.trees import Memory

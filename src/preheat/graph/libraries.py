@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from preheat.device import base
-from preheat.device.context import Context
-from preheat.device.libraries import LIBRARIES, Library, PoolId, StreamHandle, Torch, current_streams
+from preheat.devices import base
+from preheat.devices.context import Context
+from preheat.devices.libraries import LIBRARIES, Library, PoolId, StreamHandle, Torch, current_streams
 from preheat.errors import InputError
 from preheat.graph.captured_streams import check_stream, take_stream
 from preheat.graph.pool import Pool

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from preheat import graph
-from preheat.device.context import Context
+from preheat.devices.context import Context
 from preheat.graph.profile import EVERY, Profile, ReplayOptions, RowSink, row_sink
 from preheat.graph.warmers import Warmers
 from preheat.model.tracebacks import short_methods

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preheat.device import base
-from preheat.device.active_capture import RecordedLaunch
-from preheat.device.arguments import ParamSpec
-from preheat.device.array import Array, Scalar
-from preheat.device.launch import Launch
-from preheat.device.memory import Buffer
-from preheat.device.operands import Operand
+from preheat.devices import base
+from preheat.devices.active_capture import RecordedLaunch
+from preheat.devices.arguments import ParamSpec
+from preheat.devices.array import Array, Scalar
+from preheat.devices.launch import Launch
+from preheat.devices.memory import Buffer
+from preheat.devices.operands import Operand
 from preheat.model.dtypes import DType
 from preheat.process.callsite import CallSite, format_site
 from preheat.process.lazy import LazyModule

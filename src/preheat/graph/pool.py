@@ -15,10 +15,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
-from preheat.device.active_capture import ALLOCATE, FREE, FROM_HOST, MEASURE_POOL, ActiveCapture
-from preheat.device.array import Array
-from preheat.device.context import Context
-from preheat.device.host import host_array, integer, shape_of
+from preheat.devices.active_capture import ALLOCATE, FREE, FROM_HOST, MEASURE_POOL, ActiveCapture
+from preheat.devices.array import Array
+from preheat.devices.context import Context
+from preheat.devices.host import host_array, integer, shape_of
 from preheat.errors import CaptureError, InputError, OutOfMemoryError, PoolSealedError
 from preheat.graph.arena import Arena, PoolBuffer, Span
 from preheat.graph.frames import Frame, ScratchStack

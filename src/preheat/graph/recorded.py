@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from preheat.device import base
-from preheat.device.active_capture import RecordedLaunch
-from preheat.device.array import Array, Scalar
-from preheat.device.base import ON_HOST
-from preheat.device.host import number_format, packer
-from preheat.device.launch import LaunchArguments
-from preheat.device.libraries import LIBRARIES, Library
-from preheat.device.memory import Buffer
-from preheat.device.operands import Operand
-from preheat.device.uses import Uses
+from preheat.devices import base
+from preheat.devices.active_capture import RecordedLaunch
+from preheat.devices.array import Array, Scalar
+from preheat.devices.base import ON_HOST
+from preheat.devices.host import number_format, packer
+from preheat.devices.launch import LaunchArguments
+from preheat.devices.libraries import LIBRARIES, Library
+from preheat.devices.memory import Buffer
+from preheat.devices.operands import Operand
+from preheat.devices.uses import Uses
 from preheat.errors import CaptureError, InputError, did_you_mean
 from preheat.graph.capture import Capture
 from preheat.graph.libraries import SharedPool

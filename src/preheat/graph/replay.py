@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from preheat import native
-from preheat.device import base
-from preheat.device.active_capture import REPLAY, Restricted
-from preheat.device.base import NOT_SUBMITTED
-from preheat.device.context import Context
-from preheat.device.launch import MANY_STREAMS, in_order, register_operands
-from preheat.device.stream import raw_stream, record_event
+from preheat.devices import base
+from preheat.devices.active_capture import REPLAY, Restricted
+from preheat.devices.base import NOT_SUBMITTED
+from preheat.devices.context import Context
+from preheat.devices.launch import MANY_STREAMS, in_order, register_operands
+from preheat.devices.stream import raw_stream, record_event
 from preheat.errors import CaptureError, DriverError, PreheatError, StaleGraphError
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.frames import ScratchBuffer

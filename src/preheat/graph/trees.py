@@ -11,11 +11,11 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from preheat.device import base
-from preheat.device.array import Array
-from preheat.device.base import ON_HOST
-from preheat.device.launch import UNORDERED
-from preheat.device.operands import Pointer, is_plain_tensor, tensor_kind
+from preheat.devices import base
+from preheat.devices.array import Array
+from preheat.devices.base import ON_HOST
+from preheat.devices.launch import UNORDERED
+from preheat.devices.operands import Pointer, is_plain_tensor, tensor_kind
 
 __all__ = [
     "Memory", "address_range", "can_clone", "children", "clone", "clone_detached", "copy_arrays",

@@ -10,14 +10,14 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from preheat.device import base
-from preheat.device.active_capture import ALLOCATE, ActiveCapture
-from preheat.device.arguments import Signature
-from preheat.device.array import Array
-from preheat.device.base import LEGACY_STREAMS, ON_GPU
-from preheat.device.context import Context
-from preheat.device.launch import LaunchArguments, Operation
-from preheat.device.stream import raw_stream
+from preheat.devices import base
+from preheat.devices.active_capture import ALLOCATE, ActiveCapture
+from preheat.devices.arguments import Signature
+from preheat.devices.array import Array
+from preheat.devices.base import LEGACY_STREAMS, ON_GPU
+from preheat.devices.context import Context
+from preheat.devices.launch import LaunchArguments, Operation
+from preheat.devices.stream import raw_stream
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
 from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension

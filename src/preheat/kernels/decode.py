@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
-from preheat.device.kernel import Kernel
+from preheat.devices.kernel import Kernel
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.replay import Replayer

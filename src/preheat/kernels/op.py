@@ -11,7 +11,7 @@ from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from preheat.device.kernel import Kernel
+from preheat.devices.kernel import Kernel
 from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.model.dtypes import DType, dtype_of

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any, NamedTuple
 
-from preheat.device.array import Array
-from preheat.device.launch import UNORDERED
-from preheat.device.operands import Operand, tensor_kind
+from preheat.devices.array import Array
+from preheat.devices.launch import UNORDERED
+from preheat.devices.operands import Operand, tensor_kind
 from preheat.errors import InputError
 from preheat.kernels.nf4 import Nf4
 from preheat.kernels.op import cpp_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from preheat.device.array import Array
-from preheat.device.context import Context
+from preheat.devices.array import Array
+from preheat.devices.context import Context
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.kernels import elementwise, gemm, rms_norm, softmax

@@ -4,14 +4,14 @@
    the Python function that the object was given, which handles any arguments: `Launch.run` and
    `Replayer.run`.
 
-     KernelLaunch   a prepared launch of the driver      device/cuda/module.py
-     GraphLaunch    a prepared replay of the driver      device/cuda/graph.py
-     WordSetter     prepared fills of the driver         device/cuda/device.py
-     Launcher       checks arguments and launches        device/native_launch.py
+     KernelLaunch   a prepared launch of the driver      devices/cuda/module.py
+     GraphLaunch    a prepared replay of the driver      devices/cuda/graph.py
+     WordSetter     prepared fills of the driver         devices/cuda/device.py
+     Launcher       checks arguments and launches        devices/native_launch.py
      Replay         sets scalars and replays a graph     graph/replay.py
      file_times     the stamps of many files             toolchain/headers/evidence.py
-     load_module    loads code                           device/cuda/module.py
-     load_function  resolves and loads a kernel          device/cuda/module.py
+     load_module    loads code                           devices/cuda/module.py
+     load_function  resolves and loads a kernel          devices/cuda/module.py
 
    The driver's functions are given as addresses, so that this file needs neither its headers nor its
    library. The GIL is released during their calls. Arrays of preheat are read at the offsets of their

@@ -20,7 +20,7 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import _Kernel
 
 from preheat.adapters.base import NotKeyableError
-from preheat.device import base
+from preheat.devices import base
 from preheat.toolchain.binaries.ptx_section import detach_ptx
 
 __all__ = ["decode", "encode"]

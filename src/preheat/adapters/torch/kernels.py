@@ -18,7 +18,7 @@ import types
 from functools import cache
 from typing import Any
 
-from preheat.device.libraries import LIBRARIES
+from preheat.devices.libraries import LIBRARIES
 from preheat.errors import InputError
 from preheat.gpu import device
 from preheat.kernels.operands import spec_of

@@ -32,8 +32,8 @@ from preheat.adapters.torch.operator_kernel import (
     operator_kernel,
 )
 from preheat.adapters.torch.schema import Schema
-from preheat.device.kernel import Kernel
-from preheat.device.operands import Pointer
+from preheat.devices.kernel import Kernel
+from preheat.devices.operands import Pointer
 from preheat.errors import PreheatError, short_repr
 from preheat.model.tracebacks import shorten_traceback
 from preheat.process.callsite import exclude_library

@@ -9,7 +9,7 @@ from typing import Any
 
 from preheat.adapters.torch.schema import Schema
 from preheat.build.request import Source
-from preheat.device.kernel import Kernel
+from preheat.devices.kernel import Kernel
 from preheat.errors import short_repr
 from preheat.gpu import Gpu, device
 from preheat.model.artifact import without_types

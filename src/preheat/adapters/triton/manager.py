@@ -23,7 +23,7 @@ from preheat.adapters.triton.request import request_of_call, take_request, varia
 from preheat.adapters.triton.state import MissedError, state
 from preheat.adapters.triton.tuning import known_results, tuned_label, tuning_row
 from preheat.build.foreign_store import ABSENT, UNMEASURED, created_now
-from preheat.device import base
+from preheat.devices import base
 from preheat.model.config import SealMode
 from preheat.model.foreign import ForeignEntry, ForeignRequest
 from preheat.toolchain.binaries.ptx_section import detach_ptx

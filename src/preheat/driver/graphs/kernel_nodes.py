@@ -6,7 +6,7 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING
 
-from preheat.device.base import Dim3, Geometry
+from preheat.devices.base import Dim3, Geometry
 from preheat.driver.calls import CallError, entry
 from preheat.driver.graphs.graph import Graph, Node, node_of
 from preheat.driver.graphs.node_kinds import (

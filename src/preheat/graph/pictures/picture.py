@@ -9,7 +9,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.graph.difference import Match, match
 from preheat.graph.nodes import Node
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from preheat.device.array import Array
+from preheat.devices.array import Array
 from preheat.errors import InputError, StaleBufferError, did_you_mean
 from preheat.gpu import Gpu
 from preheat.kernels import axes

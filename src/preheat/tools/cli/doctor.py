@@ -47,10 +47,10 @@ from preheat.tools.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from preheat.device.cuda import device as cuda_device
+    from preheat.devices.cuda import device as cuda_device
     from preheat.tools.cli import remotes
 else:
-    cuda_device = LazyModule("preheat.device.cuda.device")
+    cuda_device = LazyModule("preheat.devices.cuda.device")
     remotes = LazyModule("preheat.tools.cli.remotes")
 
 __all__ = ["command"]

@@ -21,9 +21,9 @@ from preheat.model.program import Program
 from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
-    from preheat.device.cuda import device as cuda_device
+    from preheat.devices.cuda import device as cuda_device
 else:
-    cuda_device = LazyModule("preheat.device.cuda.device")
+    cuda_device = LazyModule("preheat.devices.cuda.device")
 
 __all__ = [
     "LinkOptions",

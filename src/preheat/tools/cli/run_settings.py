@@ -118,7 +118,7 @@ def _recorded(manifest: Manifest) -> dict[str, str]:
 
 
 _SECONDS = 60.0  # The first start of a driver takes long on a machine with many GPUs.
-_LIST = "from preheat.device.cuda.device import visible\nprint(*[gpu.arch for gpu in visible()])"
+_LIST = "from preheat.devices.cuda.device import visible\nprint(*[gpu.arch for gpu in visible()])"
 
 
 def gpu_archs(env: Mapping[str, str]) -> list[Arch]:
