@@ -268,7 +268,7 @@ def test_type_checkers_find_the_public_names() -> None:
 
 
 def test_a_public_function_is_not_hidden_by_a_room_of_the_same_name(tmp_path: Path) -> None:
-    code = "import preheat; preheat.Array; import preheat.devices.base; print(preheat.devices.__name__)"
+    code = "import preheat; preheat.Array; import preheat.devices.base; print(preheat.device.__name__)"
     assert python(code, tmp_path).stdout == "device\n"
     assert python("import preheat.devices.base, preheat; preheat.device('emulator')", tmp_path)
 
