@@ -37,8 +37,8 @@ def count_calls(act: Callable[[], object]) -> int:
 class Walk(NamedTuple):
     """What a reader passes who follows a call through preheat.
 
-    The functions of the emulator do not count, but what they call does. Neither does code that a module
-    runs when it is imported, except for the bodies of its classes.
+    The functions of the emulator do not count, but what they call does. Neither does anything that a
+    module does while it is imported.
     """
 
     calls: int
@@ -51,14 +51,19 @@ def walk(act: Callable[[], object]) -> Walk:
     calls = 0
     files = set()
     frames = 0
+    imports = 0
 
     def see(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal calls, frames
+        nonlocal calls, frames, imports
         name = frame.f_code.co_filename
+        is_module = frame.f_code.co_name == "<module>"
         if event == "call":
-            if _counts(name) and frame.f_code.co_name != "<module>":
+            imports += is_module
+            if _counts(name) and not imports:
                 calls += 1
                 files.add(name)
+        elif event == "return":
+            imports -= is_module
         elif event == "c_call" and argument is os.write and name.endswith("toolchain/process.py"):
             frames = _depth(frame)
 

@@ -80,7 +80,6 @@ COMPARISON = "statuses"  # the last part, which runs nothing
 def facts() -> dict[str, str]:
     """Return what a result was made with."""
     from preheat.devices.cuda.device import driver_version, visible
-
     from preheat.errors import NoGpuError
 
     commit = subprocess.run(

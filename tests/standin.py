@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.host import host_bytes
 
 from preheat.devices import base, dlpack, libraries
+from preheat.devices.host import host_bytes
 from preheat.gpu import Gpu
 from preheat.model.dtypes import DTYPES
 from tests.exchange import exchange_api

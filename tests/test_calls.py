@@ -172,10 +172,10 @@ print(json.dumps(found))
 #: one that a sealed process finds in a bundle; the capture of one launch. Each directory above the
 #: cache adds a few calls, because it is checked.
 MOST_IN_WALKS = {
-    "cold": Walk(calls=875, files=51, frames=14),
-    "stored": Walk(calls=350, files=36, frames=0),
-    "sealed": Walk(calls=345, files=32, frames=0),
-    "capture": Walk(calls=175, files=29, frames=0),
+    "cold": Walk(calls=800, files=48, frames=14),
+    "stored": Walk(calls=315, files=35, frames=0),
+    "sealed": Walk(calls=300, files=31, frames=0),
+    "capture": Walk(calls=160, files=26, frames=0),
 }
 
 

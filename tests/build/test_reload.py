@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from preheat.devices.kernel import Kernel
 
 import preheat
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.build import reload
 from preheat.build.builder import Builder
+from preheat.devices.kernel import Kernel
 from preheat.errors import CaptureError, CompileError, InputError
 from preheat.gpu import Gpu
 from preheat.model.program import Program

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.cuda.device import CudaDevice
 
 from preheat import Builder, Gpu
+from preheat.devices.cuda.device import CudaDevice
 from preheat.emulator.device import EmulatorDevice
 from tests.corpus.case import Array, Case, Launch, Result, unbrain
 from tests.corpus.test_corpus import RUNS, on_device, on_symbol

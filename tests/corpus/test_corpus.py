@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.cuda.device import CudaDevice
 
 from preheat import Builder, ContextLostError, Gpu, Kernel, SymbolView
+from preheat.devices.cuda.device import CudaDevice
 from preheat.emulator.device import EmulatorDevice
 from tests.corpus import (
     control,

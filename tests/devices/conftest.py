@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.devices.ordering import SOURCE, World
-from tests.devices.support import SaxpyCase, saxpy_case
-from tests.standin import FakeCuPy, FakeTorch, introduce
 
 from preheat.build.builder import Builder
 from preheat.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
+from tests.devices.ordering import SOURCE, World
+from tests.devices.support import SaxpyCase, saxpy_case
+from tests.standin import FakeCuPy, FakeTorch, introduce
 
 
 @pytest.fixture

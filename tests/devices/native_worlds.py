@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from preheat.devices.array import Array
-from preheat.devices.kernel import Kernel
-from preheat.devices.operands import Pointer, Strided
-from tests.devices.support import PTX
-from tests.standin import FakeCuPy, FakeTorch, introduce
 
 from preheat import native
 from preheat.build.builder import Builder
+from preheat.devices.array import Array
+from preheat.devices.kernel import Kernel
+from preheat.devices.operands import Pointer, Strided
 from preheat.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
+from tests.devices.support import PTX
+from tests.standin import FakeCuPy, FakeTorch, introduce
 
 N = 32  # Any kernel may write to any array, whatever the type.
 THREADS = 4  # Views have at least this number of elements.

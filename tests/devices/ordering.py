@@ -9,12 +9,12 @@ import os
 from typing import Any, NamedTuple
 
 import pytest
+
 from preheat.devices.array import Array
 from preheat.devices.kernel import Kernel
-from tests.standin import FakeCuPy, FakeTorch
-
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
+from tests.standin import FakeCuPy, FakeTorch
 
 N = 33
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 from preheat.devices.array import Array
 from preheat.devices.kernel import Kernel
-from tests.conftest import SAXPY
-
 from preheat.gpu import Gpu
+from tests.conftest import SAXPY
 
 SIZES = (1, 31, 33, 257, 1009)
 

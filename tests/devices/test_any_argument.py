@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from preheat.devices.arguments import Signature, new_param_buffer
 from preheat.devices.base import Geometry
 from preheat.devices.context import Context
 from preheat.devices.host import element_bytes, host_array, packer
 from preheat.devices.launch import Launch
 from preheat.devices.operands import Pointer, Strided, strided
-
 from preheat.emulator.device import EmulatorDevice
 from preheat.errors import InputError, LaunchError
 from preheat.model.artifact import EntryPoint, Parameter

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 from preheat.devices.arguments import Signature, new_param_buffer
 from preheat.devices.operands import Pointer
-from tests.devices.support import KERNELS, PTX
-
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
+from tests.devices.support import KERNELS, PTX
 
 
 class Kind(NamedTuple):

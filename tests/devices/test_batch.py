@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import Recorder
 
 import preheat
 from preheat.build.builder import Builder
@@ -26,6 +25,7 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.model.program import Program
 from preheat.process.callsite import call_site, file_and_line
+from tests.conftest import Recorder
 
 OpenDevice = Callable[..., Gpu]
 

@@ -12,12 +12,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from preheat.devices.libraries import StreamHandle
-from tests.devices.ordering import N, World, every_consumer, every_schedule, fill, shared
-from tests.standin import FakeLibrary
 
+from preheat.devices.libraries import StreamHandle
 from preheat.errors import CaptureError
 from preheat.graph.graph import Graph
+from tests.devices.ordering import N, World, every_consumer, every_schedule, fill, shared
+from tests.standin import FakeLibrary
 
 TURNS = 4
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
+from preheat.devices import base
 from preheat.devices.arguments import new_param_buffer
 from preheat.devices.base import Geometry
 from preheat.devices.host import host_bytes
-from tests.graph.support import KERNELS, axpy_case
-from tests.threads import run_in_thread
-
-from preheat.devices import base
 from preheat.errors import DriverError
 from preheat.gpu import Gpu
+from tests.graph.support import KERNELS, axpy_case
+from tests.threads import run_in_thread
 
 MODES = ["thread_local", "global", "relaxed"]
 ILLEGAL, UNSUPPORTED, INVALIDATED, INVALID_VALUE = 401, 900, 901, 1

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from preheat.build.builder import Builder
 from preheat.devices.kernel import Kernel
 from preheat.devices.launch import Launch
+from preheat.errors import DriverError, InputError, LaunchError
+from preheat.gpu import Gpu
+from preheat.model.program import Program
 from tests.conftest import SAXPY, Recorder
 from tests.devices.support import KERNELS, import_or_skip, saxpy_case
 from tests.processes import expect_success, start_python
 from tests.threads import run_in_thread
-
-from preheat.build.builder import Builder
-from preheat.errors import DriverError, InputError, LaunchError
-from preheat.gpu import Gpu
-from preheat.model.program import Program
 
 pytestmark = pytest.mark.gpu
 

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from preheat.devices.base import Attributes, Bounds, Geometry
-from preheat.devices.cuda.module import CudaFunction, CudaModule
 
 from preheat import native
+from preheat.devices.base import Attributes, Bounds, Geometry
 from preheat.devices.cuda import device as cuda_device
 from preheat.devices.cuda import driver as cuda_driver
 from preheat.devices.cuda import module as cuda_module
+from preheat.devices.cuda.module import CudaFunction, CudaModule
 from preheat.errors import InputError
 
 ANSWERS = {

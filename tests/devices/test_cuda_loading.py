@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from preheat.devices.base import Bounds
-from preheat.devices.cuda.module import CudaFunction, CudaModule
 
 from preheat import native
+from preheat.devices.base import Bounds
 from preheat.devices.cuda import device as cuda_device
 from preheat.devices.cuda import driver as cuda_driver
 from preheat.devices.cuda import module as cuda_module
+from preheat.devices.cuda.module import CudaFunction, CudaModule
 from preheat.errors import DriverError, InvalidCodeError, OutOfMemoryError
 
 CONTEXT, MODULE, FUNCTION = 0xC0DE_0000_0001, 0x30D0_0000_0002, 0xF00D_0000_0003

@@ -7,18 +7,18 @@ from functools import partial
 from typing import NamedTuple
 
 import pytest
+
 from preheat.devices.array import Array, Scalar
 from preheat.devices.kernel import Kernel
 from preheat.devices.launch import Bound
 from preheat.devices.module import Module, SymbolView
 from preheat.devices.stream import Event, Stream
-from tests.devices.support import KERNELS
-from tests.faulty import FaultyGpu
-
 from preheat.errors import ContextLostError, EmulatorFault, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
+from tests.devices.support import KERNELS
+from tests.faulty import FaultyGpu
 
 
 class Things(NamedTuple):

@@ -7,11 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import SAXPY, Recorder
-from tests.devices.support import KERNELS, PTX, SaxpyCase, saxpy_case
-from tests.driver_errors import illegal_address, not_supported
-from tests.faulty import FaultyDevice, FaultyGpu
-from tests.threads import run_in_thread
 
 from preheat.build.builder import Builder
 from preheat.emulator.device import EmulatorDevice
@@ -24,6 +19,11 @@ from preheat.errors import (
     UnsupportedInstructionError,
 )
 from preheat.gpu import Gpu
+from tests.conftest import SAXPY, Recorder
+from tests.devices.support import KERNELS, PTX, SaxpyCase, saxpy_case
+from tests.driver_errors import illegal_address, not_supported
+from tests.faulty import FaultyDevice, FaultyGpu
+from tests.threads import run_in_thread
 
 Operation = Callable[[SaxpyCase], object]
 #: Operations of a user, by the call of the device interface that each one makes.

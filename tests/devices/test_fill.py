@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
+import preheat
 from preheat.devices.fill import FILL, KernelFill
 from preheat.devices.kernel import Kernel
 from preheat.devices.session import _load_fill_kernel
-
-import preheat
 from preheat.errors import ToolchainError
 from preheat.gpu import Gpu
 

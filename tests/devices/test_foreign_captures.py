@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from preheat.devices.libraries import StreamHandle, Torch
-from tests.devices.ordering import SOURCE, N, World, every_schedule
 
+from preheat.devices.libraries import StreamHandle, Torch
 from preheat.errors import CaptureError
+from tests.devices.ordering import SOURCE, N, World, every_schedule
 
 # Captures of other libraries
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import Recorder
 
 from preheat.build.builder import Builder
 from preheat.build.code import Code
@@ -29,6 +28,7 @@ from preheat.gpu import Gpu
 from preheat.model.config import Config, SealMode
 from preheat.model.program import Program
 from preheat.toolchain.binaries.cubin import read_cubin
+from tests.conftest import Recorder
 
 SOURCE = """
 __device__ int counter = 5;

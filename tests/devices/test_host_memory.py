@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.operands import native_readers, strided
-from tests.devices.support import KERNELS, PTX, SaxpyCase, import_or_skip, saxpy_case
-from tests.exchange import exchange_api
 
+from preheat.devices.operands import native_readers, strided
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
+from tests.devices.support import KERNELS, PTX, SaxpyCase, import_or_skip, saxpy_case
+from tests.exchange import exchange_api
 
 COPY = "pass a copy on the device: gpu.array(x)"
 PERMIT = (

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.operands import strided, tensor_kind
-from tests.devices.support import KERNELS, import_or_skip, saxpy_case
-from tests.faulty import FaultyGpu
 
 from preheat.devices import dlpack
+from preheat.devices.operands import strided, tensor_kind
 from preheat.errors import InputError, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.model.dtypes import DTYPES
+from tests.devices.support import KERNELS, import_or_skip, saxpy_case
+from tests.faulty import FaultyGpu
 
 NUMPY_TYPES = [name for name in DTYPES if DTYPES[name].host == name]
 

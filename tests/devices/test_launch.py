@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.operands import Pointer
-from tests.devices.support import KERNELS, PTX, SIZES, SaxpyCase, saxpy_case
-from tests.faulty import FaultyGpu
 
+from preheat.devices.operands import Pointer
 from preheat.errors import EmulatorFault, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
+from tests.devices.support import KERNELS, PTX, SIZES, SaxpyCase, saxpy_case
+from tests.faulty import FaultyGpu
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.base import Geometry
-from tests.devices.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
+from preheat.devices.base import Geometry
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
+from tests.devices.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from preheat.devices.array import Array
+from preheat.errors import ContextLostError, OutOfMemoryError, StaleBufferError
+from preheat.gpu import Gpu
 from tests.conftest import SAXPY
 from tests.devices.support import KERNELS, saxpy_case
 from tests.driver_errors import out_of_memory
 from tests.faulty import FaultyGpu
-
-from preheat.errors import ContextLostError, OutOfMemoryError, StaleBufferError
-from preheat.gpu import Gpu
 
 
 def test_dropping_an_array_asks_nothing_of_the_device_until_the_next_allocation(

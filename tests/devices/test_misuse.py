@@ -12,11 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from preheat.devices.operands import Pointer
-from tests.conftest import SAXPY
-from tests.devices.support import KERNELS, PTX, SaxpyCase, saxpy_case
-from tests.frames import own_frames
 
+from preheat.devices.operands import Pointer
 from preheat.errors import (
     EmulatorFault,
     InputError,
@@ -28,6 +25,9 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu, device
 from preheat.model.program import Program
+from tests.conftest import SAXPY
+from tests.devices.support import KERNELS, PTX, SaxpyCase, saxpy_case
+from tests.frames import own_frames
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import SAXPY, Recorder
-from tests.devices.support import KERNELS, PTX, SaxpyCase, saxpy_case
-from tests.driver_errors import out_of_memory
-from tests.faulty import FaultyGpu
 
 from preheat.build.builder import Builder
 from preheat.errors import (
@@ -34,6 +30,10 @@ from preheat.gpu import Gpu
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
 from preheat.model.program import Program
+from tests.conftest import SAXPY, Recorder
+from tests.devices.support import KERNELS, PTX, SaxpyCase, saxpy_case
+from tests.driver_errors import out_of_memory
+from tests.faulty import FaultyGpu
 
 OpenBuilder = Callable[..., Builder]
 OpenFlaky = Callable[..., FaultyGpu]

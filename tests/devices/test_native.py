@@ -15,8 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from preheat import native
+from preheat.build.builder import Builder
 from preheat.devices.launch import Launch
 from preheat.devices.operands import Pointer
+from preheat.emulator.device import EmulatorDevice
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph
 from tests.devices.native_worlds import (
     SCALARS,
     SOURCE,
@@ -27,12 +33,6 @@ from tests.devices.native_worlds import (
     outcome,
 )
 from tests.standin import FakeCuPy, FakeTorch, introduce
-
-from preheat import native
-from preheat.build.builder import Builder
-from preheat.emulator.device import EmulatorDevice
-from preheat.gpu import Gpu
-from preheat.graph.graph import Graph
 
 needs_core = pytest.mark.skipif(native.core is None, reason=f"no native core: {native.reason}")
 Worlds = tuple[World, World]

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from preheat import native
 from preheat.devices.array import Array
 from preheat.devices.base import NOT_SUBMITTED
 from preheat.devices.context import Context
 from preheat.devices.memory import Buffer
 from preheat.devices.uses import Uses
-
-from preheat import native
 
 pytestmark = pytest.mark.skipif(native.core is None, reason=f"no native core: {native.reason}")
 

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from preheat import native
+from preheat.build.builder import Builder
 from preheat.devices.arguments import new_param_buffer
 from preheat.devices.launch import Launch
 from preheat.devices.operands import native_readers
+from preheat.emulator.device import EmulatorDevice
+from preheat.errors import LaunchError, PreheatError
+from preheat.gpu import Gpu
 from tests.driver_errors import not_supported
 from tests.faulty import FaultyGpu
 from tests.processes import TIMEOUT_SECONDS
 from tests.standin import FakeCuPy, FakeTorch, introduce
-
-from preheat import native
-from preheat.build.builder import Builder
-from preheat.emulator.device import EmulatorDevice
-from preheat.errors import LaunchError, PreheatError
-from preheat.gpu import Gpu
 
 pytestmark = pytest.mark.skipif(native.core is None, reason=f"no native core: {native.reason}")
 

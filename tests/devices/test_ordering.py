@@ -10,10 +10,10 @@ import gc
 from typing import Any
 
 import pytest
-from preheat.devices.libraries import StreamHandle
-from tests.devices.ordering import N, World, every_schedule
 
+from preheat.devices.libraries import StreamHandle
 from preheat.errors import CaptureError
+from tests.devices.ordering import N, World, every_schedule
 
 # Streams of preheat
 

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.kernel import Kernel
-from tests.conftest import Recorder
-from tests.processes import TIMEOUT_SECONDS, run_in_fork, wait_for
 
 from preheat.build.builder import Builder
 from preheat.build.seal import sealed
+from preheat.devices.kernel import Kernel
 from preheat.errors import (
     CaptureError,
     CompileError,
@@ -28,6 +26,8 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.process.callsite import call_site, file_and_line
+from tests.conftest import Recorder
+from tests.processes import TIMEOUT_SECONDS, run_in_fork, wait_for
 
 SOURCE = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] += 1; }'
 OTHER = SOURCE.replace("+= 1", "+= 2")

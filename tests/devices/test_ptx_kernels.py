@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from preheat.devices.kernel import Kernel
-from tests.conftest import SAXPY
-from tests.faulty import FaultyGpu
 
+from preheat.devices.kernel import Kernel
 from preheat.errors import UnknownEntryError
 from preheat.gpu import Gpu
+from tests.conftest import SAXPY
+from tests.faulty import FaultyGpu
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 

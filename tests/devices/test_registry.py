@@ -11,10 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.registry import DeviceDescription
-from tests.conftest import SAXPY
-from tests.devices.support import PTX, saxpy_case
-from tests.processes import expect_success, start_python
 
 from preheat import gpu as module
 from preheat.build.builder import Builder
@@ -22,6 +18,7 @@ from preheat.devices import registry
 from preheat.devices.cuda import device as cuda
 from preheat.devices.cuda import driver
 from preheat.devices.cuda import factory as cuda_factory
+from preheat.devices.registry import DeviceDescription
 from preheat.emulator.device import EmulatorDevice
 from preheat.emulator.factory import parse_setting
 from preheat.errors import (
@@ -35,6 +32,9 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu, device, find_open
 from preheat.model.config import Config
+from tests.conftest import SAXPY
+from tests.devices.support import PTX, saxpy_case
+from tests.processes import expect_success, start_python
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,14 @@ import gc
 from typing import Any
 
 import pytest
+
+from preheat import native
 from preheat.devices.libraries import StreamHandle
 from preheat.devices.operands import strided, tensor_kind
+from preheat.errors import LaunchError, StaleGraphError
 from tests.conftest import needs_native_core
 from tests.counting import count_calls
 from tests.devices.ordering import N, World, every_consumer, every_schedule, fill, is_shared, shared
-
-from preheat import native
-from preheat.errors import LaunchError, StaleGraphError
 
 # Memory given away
 

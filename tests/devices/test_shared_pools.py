@@ -8,16 +8,16 @@ import threading
 from typing import Any
 
 import pytest
-from preheat.devices.libraries import LIBRARIES, StreamHandle
-from tests.conftest import needs_native_core
-from tests.devices.ordering import N, World, every_schedule
-from tests.graph.support import BodyError
-from tests.standin import FakeTorch, introduce
 
+from preheat.devices.libraries import LIBRARIES, StreamHandle
 from preheat.errors import CaptureError, InputError
 from preheat.graph import trees
 from preheat.graph.graph import Graph
 from preheat.graph.libraries import SharedPool
+from tests.conftest import needs_native_core
+from tests.devices.ordering import N, World, every_schedule
+from tests.graph.support import BodyError
+from tests.standin import FakeTorch, introduce
 
 
 def step(torch: FakeTorch, x: Any, y: Any, value: int) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.devices.support import SaxpyCase, saxpy_case
-from tests.faulty import FaultyGpu
 
 from preheat.errors import ContextLostError, InputError
 from preheat.gpu import Gpu
+from tests.devices.support import SaxpyCase, saxpy_case
+from tests.faulty import FaultyGpu
 
 
 class Foreign:

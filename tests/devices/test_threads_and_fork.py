@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from preheat.build.builder import Builder
+from preheat.errors import ContextLostError, StaleBufferError
+from preheat.gpu import Gpu
 from tests.conftest import SAXPY
 from tests.devices.support import KERNELS, saxpy_case
 from tests.faulty import FaultyGpu
 from tests.processes import expect_success, run_in_fork, start_python, wait_for_exit
 from tests.threads import run_in_thread
-
-from preheat.build.builder import Builder
-from preheat.errors import ContextLostError, StaleBufferError
-from preheat.gpu import Gpu
 
 
 def test_a_device_made_in_one_thread_works_in_another(device: Gpu) -> None:

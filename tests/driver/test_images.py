@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preheat.devices.base import Geometry
 
 from preheat.build.builder import Builder
+from preheat.devices.base import Geometry
 from preheat.driver.images import ImageError, Images, image_bytes
 from preheat.emulator.device import EmulatorDevice
 from preheat.model.arch import Arch

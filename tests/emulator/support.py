@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.base import Dim3, Geometry
 
+from preheat.devices.base import Dim3, Geometry
 from preheat.emulator.device import EmulatorDevice
 from preheat.errors import EmulatorFault
 from preheat.model.arch import Arch

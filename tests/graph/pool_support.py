@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from preheat.devices.array import Array
-
 from preheat.graph.pool import Pool
 from tests.graph.support import AxpyCase
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
+
 from preheat.devices.array import Array, Scalar
 from preheat.devices.kernel import Kernel
-
 from preheat.errors import CaptureWarning
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from preheat.devices.context import Context
 
+from preheat.devices.context import Context
 from preheat.errors import (
     CaptureError,
     GraphError,

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from preheat.devices.operands import Pointer
 
+from preheat.devices.operands import Pointer
 from preheat.errors import InputError
 from preheat.gpu import Gpu
 from tests.graph.graphed_support import Batch, Frozen, Host, Late, Wrap, late

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 from preheat.devices.active_capture import (
     ALLOCATE,
     FREE,
@@ -33,7 +34,6 @@ from preheat.devices.array import Array, Scalar
 from preheat.devices.kernel import Kernel
 from preheat.devices.module import Module, SymbolView
 from preheat.devices.stream import Event, Stream
-
 from preheat.errors import CaptureError, DeviceError, DriverError, LaunchError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State

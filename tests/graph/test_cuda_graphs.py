@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.kernel import Kernel
 
+from preheat.devices.kernel import Kernel
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from preheat.devices.array import Array
-from preheat.devices.kernel import Kernel
 
 import preheat
 from preheat.devices import active_capture
+from preheat.devices.array import Array
+from preheat.devices.kernel import Kernel
 from preheat.errors import CaptureError, PreheatError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from preheat.devices.array import Array
 
 from preheat import native
+from preheat.devices.array import Array
 from preheat.errors import (
     CaptureError,
     GraphError,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from preheat.devices.stream import Stream
 
+from preheat.devices.stream import Stream
 from preheat.errors import CaptureError, ContextLostError, OutOfMemoryError
 from preheat.graph.branches import Branch
 from tests.driver_errors import illegal_address, not_supported, out_of_memory

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from preheat.devices.arguments import new_param_buffer
-from preheat.devices.array import Array
-from preheat.devices.base import Geometry
 
 from preheat.build.builder import Builder
 from preheat.devices import base
+from preheat.devices.arguments import new_param_buffer
+from preheat.devices.array import Array
+from preheat.devices.base import Geometry
 from preheat.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph

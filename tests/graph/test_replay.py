@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.host import host_bytes
 
 import preheat
+from preheat.devices.host import host_bytes
 from preheat.errors import (
     DriverError,
     EmulatorFault,

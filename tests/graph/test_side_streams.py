@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from preheat import native
 from preheat.devices.array import Array
 from preheat.devices.kernel import Kernel
 from preheat.devices.stream import Stream
-
-from preheat import native
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from preheat.build.builder import Builder
 from preheat.devices.array import Array
 from preheat.devices.context import Context
 from preheat.devices.operands import Pointer, is_plain_tensor
-
-from preheat.build.builder import Builder
 from preheat.emulator.device import EmulatorDevice
 from preheat.errors import InputError, StaleBufferError
 from preheat.gpu import Gpu

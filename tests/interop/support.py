@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from preheat.devices.array import Array
-from preheat.devices.kernel import Kernel
 
 from preheat.devices import dlpack
+from preheat.devices.array import Array
+from preheat.devices.kernel import Kernel
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from tests.devices.support import import_or_skip

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from preheat.devices.array import Array
 
+from preheat.devices.array import Array
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops

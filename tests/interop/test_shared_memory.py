@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.array import Array
-from preheat.devices.operands import strided, tensor_kind
 
 from preheat.adapters.torch import kernels as adapter
+from preheat.devices.array import Array
+from preheat.devices.operands import strided, tensor_kind
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
 from preheat.devices.context import _LONG_QUEUE
 from preheat.devices.uses import _MANY_READS
-
 from preheat.gpu import Gpu
 from tests.interop.support import CuPy, Foreign, N, Peer, Torch, Work, distinct
 from tests.threads import run_in_thread

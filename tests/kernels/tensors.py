@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
-from preheat.devices.host import host_bytes
 
+from preheat.devices.host import host_bytes
 from preheat.gpu import Gpu
 from preheat.model.dtypes import DTYPES
 from tests.standin import ITEM, FakeArray, FakeCuPy, FakeTensor, FakeTorch, Storage

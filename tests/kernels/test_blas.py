@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from preheat.devices.libraries import StreamHandle
 
 from preheat import Array, Gpu
+from preheat.devices.libraries import StreamHandle
 from preheat.emulator.stream import EmulatorStream
 from preheat.errors import CaptureError, DeviceError, InputError, LaunchError, StaleBufferError
 from preheat.kernels.blas import Blas, Found, find

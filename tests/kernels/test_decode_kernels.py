@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.array import Array
 
+from preheat.devices.array import Array
 from preheat.errors import (
     CaptureError,
     GraphError,

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from preheat.devices.array import Array
 
 from preheat import Builder, CaptureError, DeviceError, Gpu, InputError, LaunchError
+from preheat.devices.array import Array
 from preheat.kernels.blas import Blas, Found
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.ops import Ops

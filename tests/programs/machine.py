@@ -16,9 +16,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from preheat.devices.array import Array
 from preheat.devices.libraries import StreamHandle
-
 from preheat.gpu import Gpu
 from tests.programs.libraries import SPIN, STREAMS, Library
 

@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from preheat.devices.cuda.device import count
 
+from preheat.devices.cuda.device import count
 from preheat.errors import NoGpuError
 from tests.tools.plugin import run_pytest
 

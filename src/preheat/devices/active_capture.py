@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from preheat.devices.launch import Launch, LaunchArguments
     from preheat.devices.operands import Operand
     from preheat.devices.uses import Uses
-
     from preheat.model.dtypes import DType
 
 __all__ = [

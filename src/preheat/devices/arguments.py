@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 from preheat.devices.host import bfloat16_bytes
-
 from preheat.errors import LaunchError, short_repr
 from preheat.model.artifact import EntryPoint, Parameter
 from preheat.model.dtypes import DType, pointee_dtypes

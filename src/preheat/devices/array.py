@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from preheat.devices import base, dlpack
 from preheat.devices.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.devices.base import ON_HOST
 from preheat.devices.context import Context
@@ -15,8 +16,6 @@ from preheat.devices.memory import Buffer
 from preheat.devices.order import Section
 from preheat.devices.stream import raw_stream
 from preheat.devices.uses import Uses
-
-from preheat.devices import base, dlpack
 from preheat.errors import InputError, PreheatError, StaleBufferError, short_repr
 from preheat.model.dtypes import DType, dtype_of
 from preheat.model.tracebacks import short_methods, shorten_traceback

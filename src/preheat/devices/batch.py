@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from preheat.devices.kernel import Kernel
-from preheat.devices.session import Prepared, Session
-
 from preheat.build.batch import compile_builds, list_pairs, raise_all
 from preheat.build.code import Code, compiled_code
 from preheat.build.obtain import Build
 from preheat.build.reload import TrackedFiles
 from preheat.build.request import ModuleRequest
+from preheat.devices.kernel import Kernel
+from preheat.devices.session import Prepared, Session
 from preheat.errors import PreheatError, SealedError
 from preheat.model.arch import Arch
 from preheat.model.artifact import check_name

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from preheat.devices import base, dlpack
 from preheat.devices.active_capture import (
     ALLOCATE,
     OTHER_STREAM,
@@ -21,8 +22,6 @@ from preheat.devices.active_capture import (
 from preheat.devices.libraries import current_streams
 from preheat.devices.order import Order
 from preheat.devices.uses import Uses
-
-from preheat.devices import base, dlpack
 from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, copy_error
 from preheat.model.events import Events
 from preheat.process import fork

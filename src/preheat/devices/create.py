@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from preheat.devices import base
 from preheat.devices.array import Array
 from preheat.devices.base import ON_HOST
 from preheat.devices.context import Context
@@ -11,8 +12,6 @@ from preheat.devices.host import host_array
 from preheat.devices.launch import LaunchArguments, in_order
 from preheat.devices.operands import TensorKind, tensor_kind
 from preheat.devices.stream import raw_stream
-
-from preheat.devices import base
 from preheat.errors import InputError
 from preheat.model.dtypes import DType, dtype_of
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.devices.libraries import current_streams, retained_current_streams
-
 from preheat.errors import InputError
 from preheat.model.dtypes import DType, dtype_of_dlpack
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from preheat.devices import base
 from preheat.devices.arguments import new_param_buffer
 from preheat.devices.context import Context
 from preheat.devices.kernel import Kernel
-
-from preheat.devices import base
 from preheat.errors import PreheatError
 
 __all__ = ["FILL", "KernelFill"]

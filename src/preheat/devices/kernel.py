@@ -8,11 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from preheat.devices import base
 from preheat.devices.launch import Bound, Launch
 from preheat.devices.native_launch import make_launcher
 from preheat.devices.stream import raw_stream
-
-from preheat.devices import base
 from preheat.errors import LaunchError, PreheatError, short_repr
 from preheat.model.artifact import EntryPoint
 from preheat.model.tracebacks import short_methods, shorten_traceback

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
+from preheat.devices import base
 from preheat.devices.active_capture import ActiveCapture
 from preheat.devices.arguments import (
     ArgumentMismatch,
@@ -27,8 +28,6 @@ from preheat.devices.context import Context
 from preheat.devices.operands import Operand, Pointer, Strided, TensorKind, tensor_kind
 from preheat.devices.stream import record_event
 from preheat.devices.uses import Uses, add_use
-
-from preheat.devices import base
 from preheat.errors import (
     DeviceError,
     InputError,

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from preheat.devices.base import LEGACY_STREAMS, ON_GPU, PER_THREAD_STREAM
-
 from preheat.devices import base
+from preheat.devices.base import LEGACY_STREAMS, ON_GPU, PER_THREAD_STREAM
 from preheat.errors import InputError
 from preheat.model.dtypes import DTYPES
 

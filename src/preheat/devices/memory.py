@@ -7,11 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from preheat.devices import base
 from preheat.devices.active_capture import FREE
 from preheat.devices.context import Context
 from preheat.devices.uses import Uses
-
-from preheat.devices import base
 
 if TYPE_CHECKING:
     from preheat.devices.array import Array

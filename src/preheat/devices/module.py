@@ -6,13 +6,12 @@ import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from preheat.devices import base
 from preheat.devices.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
 from preheat.devices.arguments import Signature
 from preheat.devices.context import Context
 from preheat.devices.host import convert, host_array, host_bytes
 from preheat.devices.kernel import Kernel
-
-from preheat.devices import base
 from preheat.errors import InputError, PreheatError
 from preheat.model.artifact import Artifact, EntryPoint, check_name
 from preheat.model.dtypes import DType, dtype_of

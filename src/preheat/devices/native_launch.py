@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from preheat import native
 from preheat.devices.arguments import ParamSpec, param_specs
 from preheat.devices.array import Array
 from preheat.devices.base import ON_HOST
@@ -14,8 +15,6 @@ from preheat.devices.launch import Launch
 from preheat.devices.memory import Buffer
 from preheat.devices.operands import native_readers
 from preheat.devices.uses import Uses
-
-from preheat import native
 from preheat.model.artifact import Parameter
 from preheat.model.dtypes import DType
 from preheat.process.callsite import call_site, is_user_file

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from preheat.devices import dlpack
 from preheat.devices.base import LEGACY_STREAMS, ON_GPU, ON_HOST, Device
 from preheat.devices.libraries import LIBRARIES, Library
-
-from preheat.devices import dlpack
 from preheat.errors import InputError
 from preheat.model.dtypes import DType, dtype_of, dtype_of_typestr
 from preheat.process.lazy import LazyModule

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from types import TracebackType
 
+from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, NOT_SUBMITTED
 from preheat.devices.uses import Dependent, Timeline, Uses
-
-from preheat.devices import base
 from preheat.errors import CaptureError, DeviceError, DriverError
 from preheat.process.callsite import caller
 from preheat.process.locks import DictLock, run_locked

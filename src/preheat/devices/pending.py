@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from preheat.devices.kernel import Kernel
-from preheat.devices.launch import Launch
-from preheat.devices.module import Module
-from preheat.devices.session import Prepared, Session
-
 from preheat.build.code import Code, compiled_code
 from preheat.build.compile_lock import Attempt
 from preheat.build.obtain import Build
 from preheat.build.parallel import Task
 from preheat.build.reload import TrackedFiles
 from preheat.build.request import ModuleRequest
+from preheat.devices.kernel import Kernel
+from preheat.devices.launch import Launch
+from preheat.devices.module import Module
+from preheat.devices.session import Prepared, Session
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.model.artifact import EntryPoint
 from preheat.model.program import Program

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
 from preheat.devices.base import Device
-
 from preheat.errors import InputError, did_you_mean
 from preheat.model.config import Config
 

@@ -10,13 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
-from preheat.devices.active_capture import LOAD, UNLOAD
-from preheat.devices.base import ON_GPU
-from preheat.devices.context import Context
-from preheat.devices.fill import FILL, KernelFill
-from preheat.devices.kernel import Kernel
-from preheat.devices.module import Module
-
 from preheat.build.builder import Builder
 from preheat.build.code import (
     Code,
@@ -29,6 +22,12 @@ from preheat.build.compile_lock import SingleFlight
 from preheat.build.reload import TrackedFiles
 from preheat.build.request import CompiledCode, ModuleRequest
 from preheat.devices import base
+from preheat.devices.active_capture import LOAD, UNLOAD
+from preheat.devices.base import ON_GPU
+from preheat.devices.context import Context
+from preheat.devices.fill import FILL, KernelFill
+from preheat.devices.kernel import Kernel
+from preheat.devices.module import Module
 from preheat.errors import InvalidCodeError
 from preheat.model.artifact import EntryPoint
 from preheat.model.config import SealMode

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from preheat.devices import base
 from preheat.devices.active_capture import SYNCHRONIZE, TIME_EVENT, WAIT_OUTSIDE, CapturePoint
 from preheat.devices.context import Context
-
-from preheat.devices import base
 from preheat.errors import CaptureError, InputError
 from preheat.model.tracebacks import short_methods
 from preheat.process.callsite import caller

@@ -38,9 +38,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from preheat.devices.libraries import StreamHandle
-
 from preheat.devices import base
+from preheat.devices.libraries import StreamHandle
 
 __all__ = ["Dependent", "Timeline", "Uses", "add_use"]
 

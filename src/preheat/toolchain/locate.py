@@ -111,7 +111,7 @@ def _stamps(located: Located) -> list[list[int]]:
 
 def _build_of(library: Library) -> str:
     """Return the build of the files of a library as they are now."""
-    return "+".join(build_id(Path(file)) for file in library.files)
+    return "+".join([build_id(Path(file)) for file in library.files])
 
 
 class _Memo:

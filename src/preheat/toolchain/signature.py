@@ -103,8 +103,8 @@ def declared_kernels(program: Program) -> tuple[list[str], list[str]]:
     macros are not found.
     """
     texts = (program.source, *(text for _, text in program.headers))
-    declarations = dict.fromkeys(kernel for text in texts for kernel in _kernels(text))
-    kernels = dict.fromkeys(kernel.name for kernel in declarations if kernel.template is None)
+    declarations = dict.fromkeys([kernel for text in texts for kernel in _kernels(text)])
+    kernels = dict.fromkeys([kernel.name for kernel in declarations if kernel.template is None])
     return list(kernels), [f"{k.name}<{k.template}>" for k in declarations if k.template is not None]
 
 

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
+from preheat import native
+from preheat.devices import base
 from preheat.devices.base import DEFAULT_STREAMS, Event, FindLines, Limits, MemoryInfo, Setter, Stream
 from preheat.devices.cuda.driver import (
     NOT_CURRENT,
@@ -23,9 +25,6 @@ from preheat.devices.cuda.driver import (
 from preheat.devices.cuda.module import CudaModule
 from preheat.devices.cuda.staging import Chunk, Staging
 from preheat.devices.cuda.stream import CudaStream
-
-from preheat import native
-from preheat.devices import base
 from preheat.errors import ContextLostError, DeviceError, NoGpuError
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact

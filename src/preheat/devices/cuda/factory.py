@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preheat.devices.registry import DeviceDescription
-
 from preheat.errors import InputError, NoGpuError
 from preheat.model.config import Config
 from preheat.process.lazy import LazyModule

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from preheat import native
 from preheat.devices.base import LEGACY_STREAMS, NOT_SUBMITTED, Event, GraphNode, Replay, Stream
 from preheat.devices.cuda.driver import call, function_address, library
-
-from preheat import native
 
 if TYPE_CHECKING:
     from preheat.devices.cuda.device import CudaDevice

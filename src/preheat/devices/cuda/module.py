@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from preheat import native
 from preheat.devices.base import (
     DEFAULT_STREAMS,
     Attributes,
@@ -22,8 +23,6 @@ from preheat.devices.base import (
     Symbol,
 )
 from preheat.devices.cuda.driver import call, function_address, library
-
-from preheat import native
 from preheat.errors import DriverError
 from preheat.model.artifact import Artifact
 from preheat.process.lazy import lazy
