@@ -141,7 +141,7 @@ def test_only_the_edges_know_the_cpu_driver() -> None:
 
 def test_the_store_knows_nothing_of_cuda() -> None:
     """It maps digests to bytes, and can be used for anything."""
-    values = {"codec", "events", "pins", "setting_values"}
+    values = {"codec", "events", "setting_values"}
     for file in (SOURCE / "store").rglob("*.py"):
         assert set(imported(file)) <= {"store", "process", "errors", "model"}, file
         # Credentials of servers that the URL does not have come from the environment.

@@ -28,7 +28,7 @@ from preheat.devices.active_capture import (
     TO_HOST,
     UNLOAD,
     WAIT_OUTSIDE,
-    Restricted,
+    RefusedOperation,
 )
 from preheat.devices.array import Array, Scalar
 from preheat.devices.kernel import Kernel
@@ -95,7 +95,7 @@ class Case(NamedTuple):
 
     do: Callable[[Scene], object]
     words: str
-    act: Restricted | None  # None: work in another stream, which only relaxed captures let pass
+    act: RefusedOperation | None  # None: work in another stream, which only relaxed captures let pass
 
 
 ELSEWHERE = "work in a stream other than the captured one"

@@ -615,7 +615,9 @@ def test_every_footgun_of_the_page_is_tried_and_every_one_tried_is_on_the_page()
 
 
 def test_the_page_lists_what_a_capture_refuses() -> None:
-    acts = [act for act in vars(active_capture).values() if isinstance(act, active_capture.Restricted)]
+    acts = [
+        act for act in vars(active_capture).values() if isinstance(act, active_capture.RefusedOperation)
+    ]
     listed = table("| what | in the thread that captures | in other threads |")
     assert listed == [
         (

@@ -1,1 +1,1 @@
-"""Devices: the interface in `base`, the GPU in `cuda`, the emulator in `emulator`."""
+"""One device: the interface in `base`, the GPU in `cuda`, and what is the same on every device."""

@@ -20,7 +20,7 @@ __all__ = [
     "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "MEASURE_POOL", "OTHER_STREAM",
     "REPLAY", "RESET", "RESOLVE_KERNEL", "SET_SCALAR", "SYNCHRONIZE", "TIME_EVENT", "TO_HOST", "UNLOAD",
     "WAIT_OUTSIDE", "WARM_GRAPHS", "ActiveCapture", "Allocator", "CapturePoint", "CaptureStreams",
-    "RecordedLaunch", "Restricted",
+    "RecordedLaunch", "RefusedOperation",
 ]  # fmt: skip
 
 #: A captured launch: the launch, its packed parameters, its arguments, the place in the program and the
@@ -29,7 +29,7 @@ __all__ = [
 RecordedLaunch = tuple["Launch", bytes, tuple[Any, ...], CallSite, "Sequence[Operand]"]
 
 
-class Restricted(NamedTuple):
+class RefusedOperation(NamedTuple):
     """An operation that cannot become part of a graph. The thread that captures must not do it.
 
     A relaxed capture permits the operation if `relaxed` is True. If `unsafe` is True, the operation
@@ -42,41 +42,45 @@ class Restricted(NamedTuple):
     unsafe: bool = False
 
 
-LOAD = Restricted(
+LOAD = RefusedOperation(
     "compiling or loading a program", "ask for the kernel before the capture", relaxed=True
 )
-RESOLVE_KERNEL = Restricted(
+RESOLVE_KERNEL = RefusedOperation(
     "first use of a kernel", "take the kernel from its module before the capture", relaxed=True
 )
-ALLOCATE = Restricted(
+ALLOCATE = RefusedOperation(
     "allocating memory", "make arrays before the capture, or take them from a gpu.pool()",
     relaxed=True, unsafe=True,
 )  # fmt: skip
-FREE = Restricted("freeing memory", "close arrays after the capture", relaxed=True, unsafe=True)
-UNLOAD = Restricted("unloading programs", "trim after the capture", relaxed=True, unsafe=True)
-SYNCHRONIZE = Restricted("synchronising", "synchronise after the replay", unsafe=True)
-WAIT_OUTSIDE = Restricted(
+FREE = RefusedOperation("freeing memory", "close arrays after the capture", relaxed=True, unsafe=True)
+UNLOAD = RefusedOperation("unloading programs", "trim after the capture", relaxed=True, unsafe=True)
+SYNCHRONIZE = RefusedOperation("synchronising", "synchronise after the replay", unsafe=True)
+WAIT_OUTSIDE = RefusedOperation(
     "waiting for outside work",
     "wait before the replay; memory that the graph uses is ordered already",
 )
-TIME_EVENT = Restricted("timing an event", "record the events outside, before and after the replay")
-TO_HOST = Restricted("copying to the host", "read results after the replay", unsafe=True)
-FROM_HOST = Restricted(
+TIME_EVENT = RefusedOperation(
+    "timing an event", "record the events outside, before and after the replay"
+)
+TO_HOST = RefusedOperation("copying to the host", "read results after the replay", unsafe=True)
+FROM_HOST = RefusedOperation(
     "copying from the host", "write before the replay; the graph reads the array's newest content",
     unsafe=True,
 )  # fmt: skip
-SET_SCALAR = Restricted("setting a scalar", "graph.replay(name=value) sets it for each replay")
-INSTANTIATE = Restricted("making a graph ready", "do so before or after the capture", unsafe=True)
-REPLAY = Restricted("replaying a graph", "replay after the capture")
-RESET = Restricted("resetting or closing the device", "leave the capture first", unsafe=True)
-OTHER_STREAM = Restricted(
+SET_SCALAR = RefusedOperation("setting a scalar", "graph.replay(name=value) sets it for each replay")
+INSTANTIATE = RefusedOperation("making a graph ready", "do so before or after the capture", unsafe=True)
+REPLAY = RefusedOperation("replaying a graph", "replay after the capture")
+RESET = RefusedOperation("resetting or closing the device", "leave the capture first", unsafe=True)
+OTHER_STREAM = RefusedOperation(
     "work in a stream other than the captured one",
     "omit the stream: work of the capturing thread goes to the captured stream; or fork the stream "
     "from it: stream.wait(gpu.record())",
     relaxed=True,
 )
-MEASURE_POOL = Restricted("measuring a pool", "measure before the capture: it runs the body for real")
-WARM_GRAPHS = Restricted("warming graphs", "warm before the capture")
+MEASURE_POOL = RefusedOperation(
+    "measuring a pool", "measure before the capture: it runs the body for real"
+)
+WARM_GRAPHS = RefusedOperation("warming graphs", "warm before the capture")
 
 
 class Allocator(Protocol):
@@ -142,7 +146,7 @@ class ActiveCapture(Protocol):
     def abort(self) -> None:
         """End the capture and drop what was captured."""
 
-    def refuse(self, operation: Restricted, stream: base.Stream | None) -> None:
+    def refuse(self, operation: RefusedOperation, stream: base.Stream | None) -> None:
         """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
 
     def operation(self) -> AbstractContextManager[None]:

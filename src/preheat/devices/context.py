@@ -17,7 +17,7 @@ from preheat.devices.active_capture import (
     SYNCHRONIZE,
     ActiveCapture,
     Allocator,
-    Restricted,
+    RefusedOperation,
 )
 from preheat.devices.libraries import current_streams
 from preheat.devices.order import Order
@@ -187,7 +187,7 @@ class Context:
         capture = self.active_capture()
         return self.thread_state.allocator if capture is None else capture.allocator
 
-    def refuse_in_capture(self, operation: Restricted, stream: base.Stream | None = None) -> None:
+    def refuse_in_capture(self, operation: RefusedOperation, stream: base.Stream | None = None) -> None:
         """Raise if an active capture does not permit `operation`."""
         for capture in self.active_captures():
             capture.refuse(operation, stream)

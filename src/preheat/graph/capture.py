@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from preheat.devices import base
-from preheat.devices.active_capture import Allocator, RecordedLaunch, Restricted
+from preheat.devices.active_capture import Allocator, RecordedLaunch, RefusedOperation
 from preheat.devices.array import Array
 from preheat.devices.context import Context
 from preheat.devices.launch import Launch, LaunchArguments, LoadedModule
@@ -280,7 +280,7 @@ class Capture:
 
     # What happens inside
 
-    def refuse(self, operation: Restricted, stream: base.Stream | None) -> None:
+    def refuse(self, operation: RefusedOperation, stream: base.Stream | None) -> None:
         """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
         mine = self.thread == threading.get_ident()
         if mine:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from preheat.devices import base
-from preheat.devices.active_capture import INSTANTIATE, REPLAY, Restricted
+from preheat.devices.active_capture import INSTANTIATE, REPLAY, RefusedOperation
 from preheat.devices.array import Scalar
 from preheat.devices.base import LEGACY_STREAMS
 from preheat.devices.context import Context
@@ -330,7 +330,7 @@ class Graph(Drawable):
         if shared_pool is not None:
             shared_pool.record_read()
 
-    def _not_captured(self, operation: Restricted | None = None) -> NoReturn:
+    def _not_captured(self, operation: RefusedOperation | None = None) -> NoReturn:
         """Raise because there is nothing to replay."""
         if operation is not None:
             self.context.require_alive(CAPTURE_AGAIN)

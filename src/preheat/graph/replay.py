@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from preheat import native
 from preheat.devices import base
-from preheat.devices.active_capture import REPLAY, Restricted
+from preheat.devices.active_capture import REPLAY, RefusedOperation
 from preheat.devices.base import NOT_SUBMITTED
 from preheat.devices.context import Context
 from preheat.devices.launch import MANY_STREAMS, in_order, register_operands
@@ -268,7 +268,7 @@ class Replayer:
 
     # Errors
 
-    def check(self, operation: Restricted) -> None:
+    def check(self, operation: RefusedOperation) -> None:
         """Raise if the graph cannot be used for `operation` now."""
         self.context.require_alive(CAPTURE_AGAIN)
         self.context.refuse_in_capture(operation)
