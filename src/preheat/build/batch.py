@@ -76,7 +76,7 @@ def raise_all(errors: Sequence[PreheatError]) -> None:
 
 
 def list_pairs(requests: Any, second: str, example: str) -> list[tuple[Any, Any]]:
-    """Return requests as list_pairs of a source and a second value, which errors call `second`."""
+    """Return requests as pairs of a source and a second value, which errors call `second`."""
     kind = f"a pair of a source and {second}"
     if isinstance(requests, str | Program) or not isinstance(requests, Iterable):
         raise InputError(f"each request is {kind}, in a list, not {short_repr(requests)}", hint=example)

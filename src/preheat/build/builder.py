@@ -93,7 +93,7 @@ class Builder:
         self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events, own_headers)
         self._counters = Counters(events, disk.journal() if disk else None)
         self._failures = Failures(events)
-        # Without a disk nothing is shared, so there is no process to wait for.
+        # Without a disk, no process of this machine shares anything with this one.
         key_locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
         self._locks = CompileLocks(key_locks, cache, events, wait=lock_wait)
         self._sealed = sealed

@@ -203,7 +203,7 @@ def _artifact(bundle: Bundle, digest: str) -> Artifact:
 class MountedBundles:
     """The mounted bundles, in the order in which they are searched.
 
-    They are not a `Tier` of the chain, because their keys name no compiler. `rejected` has the error of
+    They are not stores of the chain, because their keys name no compiler. `rejected` has the error of
     every bundle in the settings that could not be mounted, by its path.
     """
 

@@ -101,11 +101,11 @@ class Searched(NamedTuple):
 
     def hint(self, reason: str, differences: Sequence[str], arch: Arch | None, *, file: bool) -> str:
         """Return what to do about a miss. `file` says that a bake reads the present source file."""
-        lifted_by = seal.lifted_by()
+        way_to_lift = seal.describe_how_to_lift()
         if not self.archs:
             return (
                 "no bundle is mounted: record and bake what the process needs, and name the bundle "
-                f"with PREHEAT_BUNDLE or 'preheat run --bundle'; or let it compile with {lifted_by}"
+                f"with PREHEAT_BUNDLE or 'preheat run --bundle'; or let it compile with {way_to_lift}"
             )
         bundle = max(self.archs, key=lambda each: bool(self.archs[each]))
         command = bake_command(bundle, arch)
@@ -118,7 +118,7 @@ class Searched(NamedTuple):
             advice = "bake again"
         else:
             advice = "record and bake what the process needs"
-        return f"{advice}: {command}; or let it compile with {lifted_by}"
+        return f"{advice}: {command}; or let it compile with {way_to_lift}"
 
 
 def search_bundles(bundles: Iterable[Bundle], title: str) -> Searched:

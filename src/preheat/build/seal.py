@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from preheat.model.config import SealMode, environ
 
-__all__ = ["SEALED_BY", "in_force", "lifted_by", "seal", "sealed", "unseal"]
+__all__ = ["SEALED_BY", "describe_how_to_lift", "in_force", "seal", "sealed", "unseal"]
 
 #: The variable by which `preheat run --sealed` marks a command that its option sealed.
 SEALED_BY = "PREHEAT_SEALED_BY"
@@ -66,8 +66,8 @@ def sealed(mode: str = "error") -> Iterator[None]:
         _inside.remove(wanted)
 
 
-def lifted_by() -> str:
-    """Return what has sealed this process, in the mode "warn"."""
+def describe_how_to_lift() -> str:
+    """Return the call or the setting that lets this process compile with a warning."""
     if SealMode.ERROR in _inside:
         return 'preheat.sealed("warn")'
     if _fixed is SealMode.ERROR:

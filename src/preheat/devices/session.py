@@ -33,7 +33,7 @@ from preheat.model.artifact import EntryPoint
 from preheat.model.config import SealMode
 from preheat.model.program import Program
 
-if TYPE_CHECKING:  # Its module imports this one.
+if TYPE_CHECKING:  # `pending` imports this module.
     from preheat.devices.pending import PendingKernel
 
 __all__ = ["LoadedObject", "Prepared", "Session"]

@@ -20,7 +20,7 @@ CLOSE_SECONDS = 10.0  # the longest time that the end of a process waits for wri
 
 
 class Store(Protocol):
-    """Bytes by name: in memory, in a directory, in a bundle, or on a server.
+    """Bytes by name: in memory, in a directory, or on a server.
 
     In most stores the name is the hexadecimal digest of an entry (`preheat.model.codec`), and `get`
     returns only bytes that were verified. In the engine of a server (`preheat.store.remote.engine`) it
