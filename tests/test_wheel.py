@@ -205,7 +205,7 @@ def test_the_launch_tests_pass_from_every_wheel(wheel: Wheel, tmp_path: Path) ->
     named = ("arguments_may_change", "geometry_may", "many_is_right", "without_parameters")
     chosen = " or ".join(named)
     shown = run_from(
-        wheel.content, tmp_path, code, f"{ROOT}/tests/device/test_launch.py", f"--rootdir={ROOT}",
+        wheel.content, tmp_path, code, f"{ROOT}/tests/devices/test_launch.py", f"--rootdir={ROOT}",
         "-c", f"{ROOT}/pyproject.toml", "-k", f"({chosen}) and not cuda",
     )  # fmt: skip
     assert " passed" in shown

@@ -201,7 +201,7 @@ def test_a_call_of_a_library_leaves_the_thread_as_it_was(
         monkeypatch.setattr(native, "core", None)
     calls = Calls(fails)
     monkeypatch.setattr(cuda_driver, "call", calls.call)
-    monkeypatch.setattr(cuda_driver, "_relaxed", lambda: RELAXED)
+    monkeypatch.setattr(cuda_driver, "_relax_capture_mode", lambda: RELAXED)
     monkeypatch.setattr(cuda_device, "call", calls.call)
     monkeypatch.setattr(cuda_device, "error_of", lambda name, _: InputError(name))
     monkeypatch.setattr(

@@ -146,8 +146,8 @@ assert y.numpy().tolist() == [11.0] * 100, y.numpy()
 # emptied, which happens to those that something still refers to.
 KEPT = """
 import builtins, json, os
-from preheat.process.files import opened
-held = opened(os.devnull, os.O_RDONLY)
+from preheat.process.files import open_fd
+held = open_fd(os.devnull, os.O_RDONLY)
 everything = (x, y, kernel, stream, event, step, bound, symbols, pool, piece, graph, held, gpu)
 json.kept, builtins.json = (everything, dict(sys.modules)), json
 del x, y, kernel, stream, event, step, bound, symbols, pool, piece, graph, held, gpu, everything
