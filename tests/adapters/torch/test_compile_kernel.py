@@ -227,7 +227,7 @@ def test_torch_compiles_where_preheat_finds_no_compiler(
 ) -> None:
     asked: list[tuple[object, ...]] = []
 
-    def lookup(*_: object, **__: object) -> None:
+    def obtain(*_: object, **__: object) -> None:
         raise ToolchainNotFoundError("NVRTC 13 is not installed")
 
     def stock(
@@ -236,7 +236,7 @@ def test_torch_compiles_where_preheat_finds_no_compiler(
         asked.append((kernel_source, kernel_name, compute_capability, nvcc_options))
         return b"code", "name"
 
-    monkeypatch.setattr(builder, "lookup", lookup)
+    monkeypatch.setattr(builder, "obtain", obtain)
     replaced = compile_kernel._compiler(builder, stock)
     for _ in range(2):
         assert replaced(SCALE, "scale", "90", nvcc_options=["-G"]) == (b"code", "name")
