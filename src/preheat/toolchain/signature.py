@@ -270,8 +270,10 @@ def entry_points(
             EntryPoint(
                 name=name,
                 parameters=tuple(
-                    Parameter(p.offset, p.size, p.align, p.kind, p.pointer, t)
-                    for p, t in zip(function.params, types, strict=True)
+                    [
+                        Parameter(p.offset, p.size, p.align, p.kind, p.pointer, t)
+                        for p, t in zip(function.params, types, strict=True)
+                    ]
                 ),
                 cpp=qualified_name(demangled[name]) if name in demangled else None,
                 resources=resources.get(name),
