@@ -51,6 +51,13 @@ from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case
 from tests.processes import run_in_fork
 
+
+@pytest.fixture
+def shared_builder(heard_builder: Builder) -> Builder:
+    """Return a builder of the test's own: it may mount bundles, which later tests must not meet."""
+    return heard_builder
+
+
 # Programs
 
 
