@@ -12,9 +12,12 @@ from preheat.model.config import Config
 from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
-    from preheat.emulator import device
+    from preheat.emulator import device, module
+    from preheat.emulator.device import EmulatorDevice
 else:
-    device = LazyModule("preheat.emulator.device")  # It needs NumPy, and a program may want a GPU.
+    # They need NumPy, and a program may want a GPU.
+    device = LazyModule("preheat.emulator.device")
+    module = LazyModule("preheat.emulator.module")
 
 __all__ = ["available", "describe", "parse_setting"]
 
@@ -42,4 +45,10 @@ def describe(index: int, settings: Mapping[str, Any], config: Config) -> DeviceD
     """Describe an emulator. Emulators with other settings are other devices, and have other names."""
     settings = {"sanitize": config.emulator_sanitize, **settings}
     name = device.device_name(index, **settings)
-    return DeviceDescription(name, partial(device.EmulatorDevice, index, **settings))
+    return DeviceDescription(name, partial(_open, index, **settings))
+
+
+def _open(index: int, **settings: Any) -> EmulatorDevice:
+    """Open an emulator, and import what loads kernels, so that the first kernel need not wait."""
+    module.EmulatorModule  # noqa: B018
+    return device.EmulatorDevice(index, **settings)
