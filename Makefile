@@ -87,9 +87,8 @@ test-without-native: $(COLLECTED)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
 
 # The tests for GPUs that make sense on the CPU driver. Tests of kernels would only test the emulator again.
-DRIVER_TESTS := tests/driver/calls tests/devices tests/graph tests/devices tests/toolchain tests/linking tests/build \
-	tests/ahead/test_warmup.py tests/ahead/test_warmup_graphs.py tests/interop tests/adapters tests/ahead tests/tools \
-	tests/tools/test_pytest_plugin.py tests/tools/test_testing_guide.py tests/test_docs.py
+DRIVER_TESTS := tests/driver/calls tests/devices tests/graph tests/toolchain tests/linking tests/build \
+	tests/interop tests/adapters tests/ahead tests/tools tests/test_docs.py
 SEED ?= 0
 ON_CPU_DRIVER := env LD_PRELOAD=$(CURDIR)/src/preheat/driver/libcuda.so.1
 test-driver: $(TESTING)    ## the tests for GPUs on the CPU driver; SEED chooses the order of deferred work

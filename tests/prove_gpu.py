@@ -29,21 +29,16 @@ __all__ = ["PARTS", "Part", "main", "missing"]
 ROOT = Path(__file__).parents[1]
 _SECONDS = 600.0  # of each part
 _SUITES = {
-    "tests-runtime": ("tests/devices",),
+    "tests-devices": ("tests/devices",),
     "tests-graph": ("tests/graph",),
-    "tests-devices": ("tests/devices", "tests/toolchain", "tests/linking", "tests/build"),
+    "tests-build": ("tests/toolchain", "tests/linking", "tests/build"),
     "tests-interop": ("tests/interop",),
     "tests-adapters": ("tests/adapters", "tests/ahead", "tests/tools", "tests/audit"),
-    "tests-corpus": (
-        "tests/corpus",
-        "tests/programs",
-        "tests/ahead/test_warmup.py",
-        "tests/test_docs.py",
-    ),
+    "tests-corpus": ("tests/corpus", "tests/programs", "tests/test_docs.py"),
     "tests-kernels": ("tests/kernels", "tests/lora"),
 }
 _BENCHMARKS = ("launch", "replay", "coldstart", "together", "kernels", "ops", "pool", "audit")
-_STATUS_TESTS = ("tests/devices", "tests/graph", "tests/devices/test_captures.py")
+_STATUS_TESTS = ("tests/devices", "tests/graph")
 
 
 class Part(NamedTuple):

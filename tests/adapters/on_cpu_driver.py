@@ -67,6 +67,13 @@ class Computed:
         self.emulate("record", "-o", str(manifest), "--", *self.command)
         return manifest
 
+    def bake(self, *archs: str) -> Path:
+        """Record the application on the CPU driver, and bake it as for production, without a driver."""
+        manifest, bundle = self.record(), self.root / "kernels.heat"
+        chosen = [word for arch in archs for word in ("--arch", arch)]
+        self.preheat("bake", str(manifest), *chosen, "-o", str(bundle))
+        return bundle
+
     def run_sealed(self, bundle: Path, arch: str) -> Done:
         """Run the application with a bundle; anything that it would have to compile is an error."""
         words = ("run", "--bundle", str(bundle), "--sealed", "error", "--", *self.command)

@@ -38,9 +38,9 @@ from tests.processes import expect_success, start_python
 
 
 @pytest.fixture(autouse=True)
-def own_devices(monkeypatch: pytest.MonkeyPatch, heard_builder: Builder) -> Iterator[None]:
-    """Devices of the test alone, on the cache of the session, without bundles of other tests."""
-    monkeypatch.setattr(module, "default_builder", lambda _=None: heard_builder)
+def own_devices(monkeypatch: pytest.MonkeyPatch, shared_builder: Builder) -> Iterator[None]:
+    """Devices of the test alone, on the cache of the session."""
+    monkeypatch.setattr(module, "default_builder", lambda _=None: shared_builder)
     monkeypatch.setattr(module, "_open", {})
     yield
     for each in list(module._open.values()):

@@ -33,11 +33,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Computed:
 
 @pytest.fixture(scope="module")
 def bundle(computed: Computed) -> Path:
-    """Record the application on the CPU driver, and bake it as for production, without a driver."""
-    manifest, bundle = computed.record(), computed.root / "kernels.heat"
-    archs = [word for arch in BOTH for word in ("--arch", arch)]
-    computed.preheat("bake", str(manifest), *archs, "-o", str(bundle))
-    return bundle
+    return computed.bake(*BOTH)
 
 
 @pytest.mark.parametrize("arch", BOTH)

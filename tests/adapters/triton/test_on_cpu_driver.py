@@ -51,11 +51,7 @@ def test_results_agree_with_numpy(computed: Computed, arch: str) -> None:
 
 @pytest.fixture(scope="module")
 def bundle(computed: Computed) -> Path:
-    """Record the application on the CPU driver, and bake it as for production, without a driver."""
-    manifest, bundle = computed.record(), computed.root / "kernels.heat"
-    archs = [word for arch in BOTH for word in ("--arch", arch)]
-    computed.preheat("bake", str(manifest), *archs, "-o", str(bundle))
-    return bundle
+    return computed.bake(*BOTH)
 
 
 @pytest.mark.parametrize("arch", BOTH)
